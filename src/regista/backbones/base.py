@@ -1,0 +1,341 @@
+"""A ViT one can look into and edit: the protocol every adapter fulfils."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regista.backbones.capture import BlockSites, Sites, reads_attention, recording
+from regista.data.images import FittedImages, FitPolicy, fit_images
+from regista.tokens import TokenLayout
+
+Reduce = Callable[[Tensor], Tensor]
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """Ground truth of outliers that were written into a model's weights on purpose.
+
+    Attributes:
+        block: The block (from 0) whose MLP writes the outliers.
+        neurons: Hidden units of that MLP that were rewired.
+        mask: Preprocessed images (B, 3, H, W) -> bool (B, rows, cols), True where an outlier is.
+        kind: "content" (moves with the image) or "position" (fixed grid cells).
+    """
+
+    block: int
+    neurons: tuple[int, ...]
+    mask: Callable[[Tensor], Tensor]
+    kind: str = "content"
+
+
+@dataclass(frozen=True)
+class Features:
+    """What one forward pass gives.
+
+    Attributes:
+        tokens: (B, N, D) after the model's final norm, in the model's own order.
+        layout: Where each kind of token stands.
+        captured: {site: tensor} for the sites that were asked for.
+    """
+
+    tokens: Tensor
+    layout: TokenLayout
+    captured: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def cls(self) -> Tensor | None:
+        """(B, D), or None for a model without a CLS token."""
+        if not self.layout.count("cls"):
+            return None
+        return self.layout.take(self.tokens, "cls").squeeze(-2)
+
+    @property
+    def registers(self) -> Tensor:
+        """(B, R, D); R may be 0."""
+        return self.layout.take(self.tokens, "registers")
+
+    @property
+    def patches(self) -> Tensor:
+        """(B, P, D), row by row."""
+        return self.layout.take(self.tokens, "patches")
+
+    def patch_map(self) -> Tensor:
+        """(B, D, rows, cols)."""
+        return self.layout.patch_map(self.tokens)
+
+
+class Backbone(ABC):
+    """One interface over the ViTs of timm, transformers, open_clip, torchvision and torch.hub.
+
+    The wrapped ``module`` is never changed: flags and hooks live only inside a call and are
+    undone when it ends, also by an exception. A call runs in evaluation mode unless
+    ``training`` is set to True.
+
+    Attributes:
+        module: The live upstream module.
+        name: What the user asked for.
+        embed_dim, depth, num_heads, patch_size, num_register_tokens: As in timm.
+        image_size: (height, width) that ``preprocess`` brings files and PIL images to.
+        mean, std: Of the RGB channels in [0, 1].
+        planted: Ground truth of planted outliers, or None.
+    """
+
+    library: str = ""
+    training: bool = False
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        name: str,
+        embed_dim: int,
+        num_heads: int,
+        patch_size: int,
+        image_size: tuple[int, int],
+        num_register_tokens: int = 0,
+        num_cls_tokens: int = 1,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+    ) -> None:
+        self.module = module
+        self.name = name
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.patch_size = patch_size
+        self.image_size = image_size
+        self.num_register_tokens = num_register_tokens
+        self.num_cls_tokens = num_cls_tokens
+        self.mean = tuple(float(value) for value in mean)
+        self.std = tuple(float(value) for value in std)
+        self.planted: Planted | None = None
+        self._edits: dict[str, Reduce] = {}
+
+    # What an adapter says about its library -------------------------------------------------
+
+    @abstractmethod
+    def block_sites(self) -> Sequence[BlockSites]:
+        """The modules of each block that captures and edits hang on."""
+
+    @abstractmethod
+    def forward_tokens(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, N, D) after the final norm, in the model's own order."""
+
+    def patch_projection(self) -> nn.Module | None:
+        """The convolution that embeds patches, before any position is added."""
+        return None
+
+    def pool_attention(self) -> nn.Module | None:
+        """The module whose learned query pools the patches, where there is one."""
+        return None
+
+    def prepared(self, image_size: tuple[int, int]) -> AbstractContextManager[Any]:
+        """Bring the module to this image size for one call; undone on exit."""
+        return nullcontext()
+
+    def fused_attention(self) -> AbstractContextManager[Any]:
+        """Put attention on ``scaled_dot_product_attention`` where it is not; undone on exit."""
+        return nullcontext()
+
+    def global_vector(self, tokens: Tensor, layout: TokenLayout) -> Tensor:
+        """The model's image vector: (B, N, D) -> (B, D). CLS, or the mean of the patches."""
+        if layout.count("cls"):
+            return layout.take(tokens, "cls").mean(-2)
+        return layout.take(tokens, "patches").mean(-2)
+
+    # What users call ------------------------------------------------------------------------
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks."""
+        return len(self.block_sites())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.module.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the patch embedding's parameters; images are cast to it."""
+        projection = self.patch_projection() or self.module
+        return next(projection.parameters()).dtype
+
+    def layout(self, image_size: tuple[int, int] | None = None) -> TokenLayout:
+        """Token layout for images of (height, width), the model's own size by default.
+
+        Raises:
+            ValueError: if the size is not divisible by the patch size.
+        """
+        height, width = image_size or self.image_size
+        if height % self.patch_size or width % self.patch_size or min(height, width) < self.patch_size:
+            raise ValueError(
+                f"image size {height}x{width} is not divisible by the patch size {self.patch_size}; "
+                "use preprocess(images, policy='resize' | 'pad' | 'crop')"
+            )
+        grid_size = (height // self.patch_size, width // self.patch_size)
+        return TokenLayout.of(
+            grid_size,
+            self.patch_size,
+            num_cls_tokens=self.num_cls_tokens,
+            num_register_tokens=self.num_register_tokens,
+        )
+
+    def fit(
+        self, images: Any, *, image_size: tuple[int, int] | None = None, policy: FitPolicy = "resize"
+    ) -> FittedImages:
+        """Bring images to one size and normalise them; says what it did and which cells are real.
+
+        Args:
+            images: Paths, PIL images or (h, w, 3) arrays, one or many, or raw RGB tensors
+                (B, 3, h, w), uint8 or in [0, 1].
+            image_size: (height, width) wanted; by default the model's for files and PIL
+                images, and their own for tensors and arrays.
+            policy: How to get there: see ``regista.data.images.fit_images``.
+        """
+        return fit_images(
+            images,
+            size=image_size,
+            default_size=self.image_size,
+            patch_size=self.patch_size,
+            mean=self.mean,
+            std=self.std,
+            policy=policy,
+        )
+
+    def preprocess(
+        self, images: Any, *, image_size: tuple[int, int] | None = None, policy: FitPolicy = "resize"
+    ) -> Tensor:
+        """Images as the model takes them: (B, 3, H, W), normalised, float32. See ``fit``."""
+        return self.fit(images, image_size=image_size, policy=policy).pixels
+
+    def __call__(self, images: Tensor, capture: Iterable[str] | Mapping[str, Reduce] = ()) -> Features:
+        """Forward preprocessed images.
+
+        Args:
+            images: (B, 3, H, W), height and width divisible by the patch size.
+            capture: Site names (see ``sites``), or {site: function}: the function is applied
+                to the site's tensor at once, on its device, and only its result is kept.
+
+        Raises:
+            ValueError: for wrong shapes, an unknown site, or NaN or infinite values (naming
+                the block and the image).
+        """
+        images = self._checked(images)
+        layout = self.layout((images.shape[-2], images.shape[-1]))
+        wanted = dict(capture) if isinstance(capture, Mapping) else {site: _keep for site in capture}
+        tokens, captured = self._run(images, layout, wanted)
+        layout.check(tokens)
+        if not tokens.is_meta and not torch.isfinite(tokens).all():
+            self._raise_not_finite(images, layout)
+        return Features(tokens, layout, captured)
+
+    def sites(self) -> tuple[str, ...]:
+        """Every site name this model offers; blocks count from 0."""
+        return self._sites().names()
+
+    @contextmanager
+    def editing(self, edits: Mapping[str, Reduce]) -> Iterator[None]:
+        """Change what passes through sites while the context is open.
+
+        Args:
+            edits: {site: function from the site's tensor to a tensor of the same shape}, for
+                q, k, v, attn, mlp_hidden and resid sites. Captures see the edited values.
+        """
+        self._sites().check(edits, editable=True)
+        before = dict(self._edits)
+        self._edits.update(edits)
+        try:
+            yield
+        finally:
+            self._edits = before
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Backbone:
+        """Move the module; returns self."""
+        self.module.to(device=device, dtype=dtype)
+        return self
+
+    def attention_backend(self) -> str:
+        """Which attention the module runs by itself, for the record."""
+        return "scaled_dot_product_attention"
+
+    # Inside ---------------------------------------------------------------------------------
+
+    def _sites(self) -> Sites:
+        return Sites(tuple(self.block_sites()), self.patch_projection(), self.pool_attention())
+
+    def _run(
+        self, images: Tensor, layout: TokenLayout, wanted: Mapping[str, Reduce]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        with ExitStack() as stack:
+            if not self.training:
+                stack.enter_context(evaluation_mode(self.module))
+            stack.enter_context(self.prepared(layout.image_size))
+            if reads_attention({*wanted, *self._edits}):
+                stack.enter_context(self.fused_attention())
+            captured = stack.enter_context(recording(self._sites(), wanted, self._edits, layout, len(images)))
+            tokens = self.forward_tokens(images)
+            if "pool.attn" in wanted:
+                self.global_vector(tokens, layout)
+        missing = [site for site in wanted if site not in captured]
+        if missing:
+            raise RuntimeError(
+                f"{self.name}: nothing passed through {missing}; the module's attention does not go through "
+                "torch's scaled_dot_product_attention (is it compiled or on a custom kernel?)"
+            )
+        return tokens, captured
+
+    def _checked(self, images: Tensor) -> Tensor:
+        if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] != 3:
+            got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+            raise ValueError(f"images must be a (B, 3, H, W) tensor, got {got}; backbone.preprocess makes one")
+        if not len(images):
+            raise ValueError("got an empty batch of images")
+        if not images.is_floating_point():
+            raise ValueError(f"images must be preprocessed floats, got {images.dtype}; call backbone.preprocess first")
+        if not images.is_meta:
+            finite = torch.isfinite(images).flatten(1).all(1)
+            if not finite.all():
+                raise ValueError(f"NaN or infinite pixels in image {int((~finite).nonzero().flatten().tolist().pop(0))}")
+        return images.to(device=self.device, dtype=self.dtype)
+
+    def _raise_not_finite(self, images: Tensor, layout: TokenLayout) -> None:
+        for name, parameter in self.module.named_parameters():
+            if not torch.isfinite(parameter).all():
+                raise ValueError(f"{self.name}: NaN or infinite values in the weights {name!r}")
+        finite = {f"blocks.{block}.resid": _finite_images for block in range(self.depth)}
+        with torch.no_grad():
+            _, captured = self._run(images, layout, finite)
+        for site, ok in captured.items():
+            if not ok.all():
+                image = int((~ok).nonzero().flatten().tolist().pop(0))
+                raise ValueError(f"{self.name}: NaN or infinite activations in {site}, first in image {image} of the batch")
+        raise ValueError(f"{self.name}: NaN or infinite activations in the final norm")
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Run in evaluation mode, then give every submodule its own mode back."""
+    training = [child for child in module.modules() if child.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child in training:
+            child.training = True
+
+
+def _keep(value: Tensor) -> Tensor:
+    return value
+
+
+def _finite_images(tokens: Tensor) -> Tensor:
+    return torch.isfinite(tokens).flatten(1).all(1)

@@ -1,0 +1,259 @@
+"""Reading and changing what happens inside a ViT, without touching its code.
+
+Tokens and MLP units are read by hooks. Attention is read where every library's fused path
+meets: at ``scaled_dot_product_attention`` (or ``multi_head_attention_forward``), through a
+``TorchFunctionMode`` that is active only while the captured attention module runs. So q, k
+and v are those of the product itself, after q/k norms and RoPE, and no flag of the module has
+to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from regista.layers.attention import attention_probabilities, attention_received
+from regista.tokens import TokenLayout
+
+Reduce = Callable[[Tensor], Tensor]
+HOOKED = ("resid", "mlp_hidden")
+ATTENTION = ("attn", "q", "k", "v", "attn_received", "attn_prefix")
+EDITABLE = ("resid", "mlp_hidden", "q", "k", "v", "attn")
+
+
+@dataclass(frozen=True)
+class BlockSites:
+    """The modules of one block that captures hang on.
+
+    Attributes:
+        block: Its output is the residual stream, (B, N, D) or a tuple that starts with it.
+        attn: The fused attention call happens inside its forward.
+        mlp_out: The last linear layer of the MLP; its input are the hidden units.
+    """
+
+    block: nn.Module
+    attn: nn.Module
+    mlp_out: nn.Module
+
+
+@dataclass(frozen=True)
+class Sites:
+    """All that can be captured from one model."""
+
+    blocks: tuple[BlockSites, ...]
+    patch_projection: nn.Module | None
+    pool_attention: nn.Module | None
+
+    def names(self) -> tuple[str, ...]:
+        """Site names: "blocks.b.<kind>", "patch_embed", "pool.attn".
+
+        resid (B, N, D) tokens after the block · mlp_hidden (B, N, hidden) · q, k, v (B, H, N, K)
+        unscaled · attn (B, H, N, N) probabilities · attn_received (B, H, N) their mean over the
+        queries · attn_prefix (B, H, N - P, N) the rows of CLS and registers · patch_embed
+        (B, P, D) before positions · pool.attn (B, H, queries, P) of an attention-pooling head.
+        """
+        names = [f"blocks.{index}.{kind}" for index in range(len(self.blocks)) for kind in (*HOOKED, *ATTENTION)]
+        names += ["patch_embed"] if self.patch_projection is not None else []
+        names += ["pool.attn"] if self.pool_attention is not None else []
+        return tuple(names)
+
+    def check(self, sites: Iterable[str], *, editable: bool = False) -> None:
+        """Raise ``ValueError`` for a site this model does not have (or that cannot be edited)."""
+        known = [name for name in self.names() if not editable or name.rpartition(".")[2] in EDITABLE]
+        unknown = [site for site in sites if site not in known]
+        if unknown:
+            raise ValueError(
+                f"unknown {'editable ' if editable else ''}sites {unknown}; blocks are 0 to {len(self.blocks) - 1}, "
+                f"kinds {EDITABLE if editable else (*HOOKED, *ATTENTION)}, others {[n for n in known if 'blocks' not in n]}"
+            )
+
+
+def reads_attention(sites: Iterable[str]) -> bool:
+    """Whether any of the sites lies inside an attention product."""
+    return any(site.rpartition(".")[2] in ATTENTION for site in sites)
+
+
+@contextmanager
+def recording(
+    sites: Sites,
+    wanted: Mapping[str, Reduce],
+    edits: Mapping[str, Reduce],
+    layout: TokenLayout,
+    batch_size: int,
+) -> Iterator[dict[str, Tensor]]:
+    """Hang hooks and the attention tap for one forward; yields the dictionary they fill."""
+    sites.check(wanted)
+    captured: dict[str, Tensor] = {}
+
+    def pass_through(site: str, value: Tensor) -> Tensor:
+        edited = edits[site](value) if site in edits else value
+        if edited.shape != value.shape:
+            raise ValueError(f"the edit of {site} changed the shape {tuple(value.shape)} to {tuple(edited.shape)}")
+        if site in wanted:
+            captured[site] = wanted[site](edited)
+        return edited
+
+    with ExitStack() as stack:
+        tap = AttentionTap(pass_through, {*wanted, *edits}, layout, batch_size)
+        if reads_attention(tap.sites):
+            stack.enter_context(tap)
+        for index, block in enumerate(sites.blocks):
+            prefix = f"blocks.{index}"
+            if f"{prefix}.resid" in tap.sites:
+                _hook(stack, block.block.register_forward_hook(_output_hook(pass_through, f"{prefix}.resid")))
+            if f"{prefix}.mlp_hidden" in tap.sites:
+                _hook(stack, block.mlp_out.register_forward_pre_hook(_input_hook(pass_through, f"{prefix}.mlp_hidden")))
+            if {f"{prefix}.{kind}" for kind in ATTENTION} & tap.sites:
+                tap.watch(stack, block.attn, prefix)
+        if "patch_embed" in wanted and sites.patch_projection is not None:
+            _hook(stack, sites.patch_projection.register_forward_hook(_patch_hook(pass_through)))
+        if "pool.attn" in wanted and sites.pool_attention is not None:
+            tap.watch(stack, sites.pool_attention, "pool")
+        yield captured
+
+
+class AttentionTap(TorchFunctionMode):
+    """Intercepts the fused attention calls of the modules it watches."""
+
+    def __init__(
+        self,
+        pass_through: Callable[[str, Tensor], Tensor],
+        sites: set[str],
+        layout: TokenLayout,
+        batch_size: int,
+    ) -> None:
+        super().__init__()
+        self.pass_through = pass_through
+        self.sites = sites
+        self.layout = layout
+        self.batch_size = batch_size
+        self.prefix: str | None = None
+
+    def watch(self, stack: ExitStack, module: nn.Module, prefix: str) -> None:
+        """Intercept while ``module`` runs, recording under ``prefix``."""
+
+        def enter(_module: nn.Module, _args: Any) -> None:
+            self.prefix = prefix
+
+        def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
+            self.prefix = None
+
+        _hook(stack, module.register_forward_pre_hook(enter))
+        _hook(stack, module.register_forward_hook(leave, always_call=True))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Route attention calls of watched modules through ``attend``; leave all others alone."""
+        kwargs = kwargs or {}
+        if self.prefix is not None:
+            if func is F.scaled_dot_product_attention:
+                return self.attend(*args, **kwargs)
+            if func is F.multi_head_attention_forward:
+                return self.multi_head(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Scaled dot product attention that records: (B, H, n, K), (B, H, N, K) -> (B, H, n, K)."""
+        if is_causal or enable_gqa:
+            raise ValueError("causal or grouped-query attention is not a ViT's; it cannot be captured")
+        flat = q.ndim == 3  # (B * H, N, K)
+        if flat:
+            q, k, v = (x.unflatten(0, (self.batch_size, -1)) for x in (q, k, v))  # (B, H, N, K)
+        q, k, v = (self._pass(kind, x) for kind, x in (("q", q), ("k", k), ("v", v)))
+        out: Tensor | None = None
+        if self._asked("attn_received"):
+            out, received = attention_received(q, k, v, attn_mask, scale)
+            self._pass("attn_received", received)
+        if self._asked("attn_prefix"):
+            self._pass("attn_prefix", attention_probabilities(self._prefix_rows(q), k, self._prefix_rows(attn_mask), scale))
+        if self._asked("attn"):
+            probabilities = attention_probabilities(q, k, attn_mask, scale)
+            edited = self._pass("attn", probabilities)
+            if edited is not probabilities:
+                out = edited.to(v.dtype) @ v
+        if out is None:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, scale=scale)
+        return out.flatten(0, 1) if flat else out
+
+    def multi_head(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """``nn.MultiheadAttention``'s function, (N, B, D) in and out, with ``attend`` inside."""
+        names = ("embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v")
+        names += ("add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        odd = ("bias_k", "bias_v", "key_padding_mask", "static_k", "static_v", "q_proj_weight")
+        if any(given.get(name) is not None for name in odd) or given.get("add_zero_attn") or query.ndim != 3:
+            raise ValueError("this use of nn.MultiheadAttention cannot be captured (padding, extra biases or unbatched)")
+        weights = given["in_proj_weight"].chunk(3)
+        biases = given["in_proj_bias"].chunk(3) if given["in_proj_bias"] is not None else (None, None, None)
+        heads = []
+        for x, weight, bias in zip((query, key, value), weights, biases, strict=True):
+            projected = F.linear(x, weight, bias).unflatten(-1, (given["num_heads"], -1))  # (N, B, H, K)
+            heads.append(projected.permute(1, 2, 0, 3))  # (B, H, N, K)
+        mask = given.get("attn_mask")
+        if mask is not None and mask.ndim == 3:
+            mask = mask.unflatten(0, (-1, given["num_heads"]))  # (B, H, N, N)
+        out = self.attend(*heads, attn_mask=mask)
+        out = out.permute(2, 0, 1, 3).flatten(2)  # (N, B, D)
+        out = F.linear(out, given["out_proj_weight"], given["out_proj_bias"])
+        if not given.get("need_weights", True):
+            return out, None
+        weights_out = attention_probabilities(heads[0], heads[1], mask, None)
+        return out, weights_out.mean(1) if given.get("average_attn_weights", True) else weights_out
+
+    def _asked(self, kind: str) -> bool:
+        return f"{self.prefix}.{kind}" in self.sites
+
+    def _pass(self, kind: str, value: Tensor) -> Tensor:
+        return self.pass_through(f"{self.prefix}.{kind}", value) if self._asked(kind) else value
+
+    def _prefix_rows(self, x: Tensor | None) -> Tensor | None:
+        if x is None or x.shape[-2] == 1:
+            return x
+        parts = [self.layout.take(x, name) for name, _ in self.layout.segments if name != "patches"]
+        return torch.cat(parts, -2) if parts else x.narrow(-2, 0, 0)
+
+
+def _hook(stack: ExitStack, handle: Any) -> None:
+    stack.callback(handle.remove)
+
+
+def _output_hook(pass_through: Callable[[str, Tensor], Tensor], site: str) -> Callable[..., Any]:
+    def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            first, *rest = output
+            return (pass_through(site, first), *rest)
+        return pass_through(site, output)
+
+    return hook
+
+
+def _input_hook(pass_through: Callable[[str, Tensor], Tensor], site: str) -> Callable[..., Any]:
+    def hook(_module: nn.Module, args: tuple[Any, ...]) -> Any:
+        first, *rest = args
+        return (pass_through(site, first), *rest)
+
+    return hook
+
+
+def _patch_hook(pass_through: Callable[[str, Tensor], Tensor]) -> Callable[..., Any]:
+    def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
+        pass_through("patch_embed", output.flatten(2).transpose(1, 2))  # (B, P, D)
+
+    return hook

@@ -1,0 +1,1 @@
+"""The ``regista`` command. Presentation only: every command calls the library."""

@@ -1,0 +1,122 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from regista.backbones.base import Backbone
+
+T = TypeVar("T")
+_SETTING = re.compile(r"^[a-z_][a-z_0-9.]*=")
+
+
+class Device(str, Enum):
+    """Where to compute."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    mps = "mps"
+
+
+class Dtype(str, Enum):
+    """Precision of weights and activations; statistics are always float32."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Policy(str, Enum):
+    """How images come to a size that the patch size divides."""
+
+    resize = "resize"
+    pad = "pad"
+    crop = "crop"
+    error = "error"
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="timm/NAME, timm/NAME@FILE, hf-hub:ORG/NAME, hf/ORG/NAME, open_clip/ARCH/TAG, a local folder, "
+        "demo, demo-planted, demo-planted-position, tiny or tiny-planted.",
+        show_default=False,
+    ),
+]
+MoreModels = Annotated[
+    list[str] | None, typer.Option("-m", "--model", metavar="MODEL", help="Another model beside it; repeat at will.")
+]
+Images = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="IMAGES...", help="Files, folders or patterns; key=value settings may stand among them."),
+]
+DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute.")]
+DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Precision of the model.")]
+BatchSize = Annotated[int | None, typer.Option("-b", "--batch-size", min=1, help="Images a forward.")]
+ImageSize = Annotated[
+    tuple[int, int] | None,
+    typer.Option("--image-size", metavar="H W", help="Height and width in pixels [default: the model's own]."),
+]
+PolicyOption = Annotated[Policy | None, typer.Option("--policy", help="How images come to the size.")]
+Workers = Annotated[int | None, typer.Option("--workers", min=0, help="Threads that read images.")]
+Out = Annotated[Path | None, typer.Option("-o", "--out", help="Where to write.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what a former run wrote there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the record as JSON and nothing else on stdout.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no notes.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more.")]
+Config = Annotated[Path | None, typer.Option("--config", help="YAML file with settings; flags win over it.")]
+AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Accept a checkpoint that fills only a part.")]
+
+
+def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Tell images from key=value settings: a word is a setting unless a file has that name."""
+    settings = [word for word in arguments if _SETTING.match(word) and not Path(word).exists()]
+    return [word for word in arguments if word not in settings], settings
+
+
+def resolve(schema: type[T], config: Path | None, settings: Sequence[str], flags: Mapping[str, Any]) -> T:
+    """Merge defaults < YAML file < key=value < flags that were given into one typed config.
+
+    Raises:
+        ValueError: for an unknown key or a value of the wrong type, naming the key and what
+            there is.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    given = {key: value.value if isinstance(value, Enum) else value for key, value in flags.items() if value is not None}
+    given = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+    layers: list[Any] = [OmegaConf.structured(schema)]
+    try:
+        if config is not None:
+            layers.append(OmegaConf.load(config))
+        layers += [OmegaConf.from_dotlist(list(settings)), OmegaConf.create(given)]
+        merged: T = OmegaConf.to_object(OmegaConf.merge(*layers))  # type: ignore[assignment]
+    except (OmegaConfBaseException, YAMLError, TypeError) as error:
+        known = ", ".join(field.name for field in fields(schema))  # type: ignore[arg-type]
+        raise ValueError(f"settings: {str(error).splitlines().pop(0)}; known keys: {known}") from error
+    return merged
+
+
+def load_model(spec: str, *, device: str, dtype: str, image_size: Any = None, allow_partial: bool = False) -> Backbone:
+    """``regista.load`` with the command's options."""
+    from regista.backbones.load import load
+
+    return load(spec, image_size=image_size, device=device, dtype=dtype, allow_partial=allow_partial)
+
+
+def say(text: str, *, quiet: bool = False) -> None:
+    """A note to the person at the terminal, on stderr."""
+    if not quiet:
+        typer.echo(text, err=True)

@@ -1,0 +1,1 @@
+"""What leaves the library: features, and later cured models."""
