@@ -20,7 +20,7 @@ class Segment(NamedTuple):
     """A run of neighbouring tokens of one kind."""
 
     name: str
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class TokenLayout:
         """One value a patch: (..., P) -> (..., rows, cols)."""
         if values.shape[-1] != self.num_patches:
             raise ValueError(f"got {values.shape[-1]} values for {self.num_patches} patches ({self})")
-        return values.unflatten(-1, self.grid_size)  # (..., rows, cols)
+        return torch.unflatten(values, -1, self.grid_size)  # (..., rows, cols)
 
     def attention_block(self, attention: Tensor, query: str, key: str) -> Tensor:
         """Attention from one segment to another: (..., N, N) -> (..., n_query, n_key)."""

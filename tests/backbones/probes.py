@@ -33,6 +33,15 @@ def randomise(module: nn.Module, scale: float = 1.0, seed: int = 0) -> nn.Module
     return module.eval()
 
 
+def drop_half(module: nn.Module) -> None:
+    """Turn every dropout of the module on, so that training mode shows."""
+    rates = ("p", "dropout", "attention_dropout", "drop_prob")
+    found = [(child, name) for child in module.modules() for name in rates if isinstance(vars(child).get(name), float)]
+    assert found
+    for child, name in found:
+        setattr(child, name, 0.5)
+
+
 def state(module: nn.Module) -> dict[str, Any]:
     """All that a call must leave as it was: modes, hooks, flags, which parameter sits where, every value."""
     found: dict[str, Any] = {"function modes": torch._C._len_torch_function_stack()}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regista.backbones.capture import BlockSites, Sites, reads_attention, recording
-from regista.data.images import FittedImages, FitPolicy, fit_images
+from regista.data.images import FitPolicy, FittedImages, fit_images
 from regista.tokens import TokenLayout
 
 Reduce = Callable[[Tensor], Tensor]
@@ -231,7 +231,7 @@ class Backbone(ABC):
         """
         images = self._checked(images)
         layout = self.layout((images.shape[-2], images.shape[-1]))
-        wanted = dict(capture) if isinstance(capture, Mapping) else {site: _keep for site in capture}
+        wanted = dict(capture) if isinstance(capture, Mapping) else dict.fromkeys(capture, _keep)
         tokens, captured = self._run(images, layout, wanted)
         layout.check(tokens)
         if not tokens.is_meta and not torch.isfinite(tokens).all():
@@ -304,7 +304,9 @@ class Backbone(ABC):
         if not images.is_meta:
             finite = torch.isfinite(images).flatten(1).all(1)
             if not finite.all():
-                raise ValueError(f"NaN or infinite pixels in image {int((~finite).nonzero().flatten().tolist().pop(0))}")
+                raise ValueError(
+                    f"NaN or infinite pixels in image {int((~finite).nonzero().flatten().tolist().pop(0))}"
+                )
         return images.to(device=self.device, dtype=self.dtype)
 
     def _raise_not_finite(self, images: Tensor, layout: TokenLayout) -> None:
@@ -317,7 +319,9 @@ class Backbone(ABC):
         for site, ok in captured.items():
             if not ok.all():
                 image = int((~ok).nonzero().flatten().tolist().pop(0))
-                raise ValueError(f"{self.name}: NaN or infinite activations in {site}, first in image {image} of the batch")
+                raise ValueError(
+                    f"{self.name}: NaN or infinite activations in {site}, first in image {image} of the batch"
+                )
         raise ValueError(f"{self.name}: NaN or infinite activations in the final norm")
 
 

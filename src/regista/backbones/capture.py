@@ -71,7 +71,8 @@ class Sites:
         if unknown:
             raise ValueError(
                 f"unknown {'editable ' if editable else ''}sites {unknown}; blocks are 0 to {len(self.blocks) - 1}, "
-                f"kinds {EDITABLE if editable else (*HOOKED, *ATTENTION)}, others {[n for n in known if 'blocks' not in n]}"
+                f"kinds {EDITABLE if editable else (*HOOKED, *ATTENTION)}, "
+                f"others {[name for name in known if not name.startswith('blocks.')]}"
             )
 
 
@@ -175,14 +176,15 @@ class AttentionTap(TorchFunctionMode):
             raise ValueError("causal or grouped-query attention is not a ViT's; it cannot be captured")
         flat = q.ndim == 3  # (B * H, N, K)
         if flat:
-            q, k, v = (x.unflatten(0, (self.batch_size, -1)) for x in (q, k, v))  # (B, H, N, K)
+            q, k, v = (torch.unflatten(x, 0, (self.batch_size, -1)) for x in (q, k, v))  # (B, H, N, K)
         q, k, v = (self._pass(kind, x) for kind, x in (("q", q), ("k", k), ("v", v)))
         out: Tensor | None = None
         if self._asked("attn_received"):
             out, received = attention_received(q, k, v, attn_mask, scale)
             self._pass("attn_received", received)
         if self._asked("attn_prefix"):
-            self._pass("attn_prefix", attention_probabilities(self._prefix_rows(q), k, self._prefix_rows(attn_mask), scale))
+            mask = attn_mask if attn_mask is None or attn_mask.shape[-2] == 1 else self._prefix_rows(attn_mask)
+            self._pass("attn_prefix", attention_probabilities(self._prefix_rows(q), k, mask, scale))
         if self._asked("attn"):
             probabilities = attention_probabilities(q, k, attn_mask, scale)
             edited = self._pass("attn", probabilities)
@@ -194,27 +196,28 @@ class AttentionTap(TorchFunctionMode):
 
     def multi_head(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         """``nn.MultiheadAttention``'s function, (N, B, D) in and out, with ``attend`` inside."""
-        names = ("embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v")
-        names += ("add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias")
+        names: tuple[str, ...] = ("embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias")
+        names += ("bias_k", "bias_v", "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         odd = ("bias_k", "bias_v", "key_padding_mask", "static_k", "static_v", "q_proj_weight")
         if any(given.get(name) is not None for name in odd) or given.get("add_zero_attn") or query.ndim != 3:
-            raise ValueError("this use of nn.MultiheadAttention cannot be captured (padding, extra biases or unbatched)")
+            raise ValueError("this nn.MultiheadAttention cannot be captured (padding, extra biases or no batch)")
         weights = given["in_proj_weight"].chunk(3)
         biases = given["in_proj_bias"].chunk(3) if given["in_proj_bias"] is not None else (None, None, None)
         heads = []
         for x, weight, bias in zip((query, key, value), weights, biases, strict=True):
-            projected = F.linear(x, weight, bias).unflatten(-1, (given["num_heads"], -1))  # (N, B, H, K)
+            projected = torch.unflatten(F.linear(x, weight, bias), -1, (given["num_heads"], -1))  # (N, B, H, K)
             heads.append(projected.permute(1, 2, 0, 3))  # (B, H, N, K)
         mask = given.get("attn_mask")
         if mask is not None and mask.ndim == 3:
-            mask = mask.unflatten(0, (-1, given["num_heads"]))  # (B, H, N, N)
-        out = self.attend(*heads, attn_mask=mask)
+            mask = torch.unflatten(mask, 0, (-1, given["num_heads"]))  # (B, H, N, N)
+        q, k, v = heads
+        out = self.attend(q, k, v, mask)
         out = out.permute(2, 0, 1, 3).flatten(2)  # (N, B, D)
         out = F.linear(out, given["out_proj_weight"], given["out_proj_bias"])
         if not given.get("need_weights", True):
             return out, None
-        weights_out = attention_probabilities(heads[0], heads[1], mask, None)
+        weights_out = attention_probabilities(q, k, mask)
         return out, weights_out.mean(1) if given.get("average_attn_weights", True) else weights_out
 
     def _asked(self, kind: str) -> bool:
@@ -223,9 +226,7 @@ class AttentionTap(TorchFunctionMode):
     def _pass(self, kind: str, value: Tensor) -> Tensor:
         return self.pass_through(f"{self.prefix}.{kind}", value) if self._asked(kind) else value
 
-    def _prefix_rows(self, x: Tensor | None) -> Tensor | None:
-        if x is None or x.shape[-2] == 1:
-            return x
+    def _prefix_rows(self, x: Tensor) -> Tensor:
         parts = [self.layout.take(x, name) for name, _ in self.layout.segments if name != "patches"]
         return torch.cat(parts, -2) if parts else x.narrow(-2, 0, 0)
 

@@ -70,11 +70,10 @@ def resize_positions(
         )
     if old_grid == new_grid:
         return table
-    prefix, patches = table.split([num_prefix_tokens, expected - num_prefix_tokens], dim=1)
-    grid = patches.float().unflatten(1, old_grid).permute(0, 3, 1, 2)  # (1, D, rows, cols)
-    grid = F.interpolate(
-        grid, size=new_grid, mode=how.mode, antialias=how.antialias, align_corners=how.align_corners
-    )
+    prefix = table.narrow(1, 0, num_prefix_tokens)
+    patches = table.narrow(1, num_prefix_tokens, expected - num_prefix_tokens)
+    grid = torch.unflatten(patches.float(), 1, old_grid).permute(0, 3, 1, 2)  # (1, D, rows, cols)
+    grid = F.interpolate(grid, size=new_grid, mode=how.mode, antialias=how.antialias, align_corners=how.align_corners)
     resized = grid.flatten(2).transpose(1, 2).to(table.dtype)  # (1, P', D)
     return torch.cat([prefix, resized], 1)
 

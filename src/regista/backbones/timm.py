@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 from timm.data.config import resolve_model_data_config
+from timm.layers.attention import Attention, AttentionRope
 from timm.layers.format import Format
 from timm.layers.patch_embed import PatchEmbed
-from timm.layers.attention import Attention, AttentionRope
 from timm.models.eva import Eva, EvaAttention
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import ParallelScalingBlock, VisionTransformer
 from torch import Tensor, nn
 
 from regista.backbones.base import Backbone
@@ -57,13 +57,14 @@ class TimmBackbone(Backbone):
             raise ValueError(f"{name}: {type(module).__name__} is not a timm VisionTransformer or Eva")
         _check_parts(module, name)
         vit: Any = module
+        attention: Any = _sites(next(iter(vit.blocks))).attn
         data: dict[str, Any] = resolve_model_data_config(module)  # type: ignore[no-untyped-call]
         height, width = vit.patch_embed.img_size or data["input_size"][-2:]
         super().__init__(
             module,
             name=name,
             embed_dim=vit.embed_dim,
-            num_heads=next(iter(vit.blocks)).attn.num_heads,
+            num_heads=int(attention.num_heads),
             patch_size=int(max(vit.patch_embed.patch_size)),
             image_size=image_size or (int(height), int(width)),
             num_register_tokens=0 if vit.reg_token is None else int(vit.reg_token.shape[1]),
@@ -85,7 +86,7 @@ class TimmBackbone(Backbone):
 
     def block_sites(self) -> Sequence[BlockSites]:
         """``block``, ``block.attn`` and ``block.mlp.fc2`` (the second layer of every timm MLP)."""
-        return [BlockSites(block, block.attn, block.mlp.fc2) for block in self.vit.blocks]
+        return [_sites(block) for block in self.vit.blocks]
 
     def patch_projection(self) -> nn.Module | None:
         """The convolution of the patch embedding."""
@@ -126,7 +127,7 @@ class TimmBackbone(Backbone):
                 )
                 stack.enter_context(swapped_parameter(self.vit, "pos_embed", resized))
                 stack.enter_context(swapped_attributes(embed, grid_size=grid))
-            rope = getattr(self.vit, "rope", None)
+            rope: Any = getattr(self.vit, "rope", None)
             if getattr(rope, "_use_cached_embed", False) and tuple(rope.feat_shape) != grid:
                 stack.enter_context(swapped_attributes(rope, _use_cached_embed=False))
             yield
@@ -140,9 +141,15 @@ class TimmBackbone(Backbone):
         return stack
 
     def attention_backend(self) -> str:
-        """"fused" (scaled_dot_product_attention) or "unfused", by the first block's flag."""
-        first = next(iter(self.vit.blocks))
-        return "fused" if first.attn.fused_attn else "unfused"
+        """By the first block's flag: "fused" (scaled_dot_product_attention) or "unfused"."""
+        attention: Any = _sites(next(iter(self.vit.blocks))).attn
+        return "fused" if attention.fused_attn else "unfused"
+
+
+def _sites(block: Any) -> BlockSites:
+    if isinstance(block, ParallelScalingBlock):  # attention and MLP side by side, in the block itself
+        return BlockSites(block, block, cast(nn.Module, block.mlp_out_proj))
+    return BlockSites(block, block.attn, block.mlp.fc2)
 
 
 def _check_parts(module: Any, name: str) -> None:
@@ -150,6 +157,8 @@ def _check_parts(module: Any, name: str) -> None:
     if not isinstance(patch, PatchEmbed) or len(set(patch.patch_size)) != 1:
         raise ValueError(f"{name}: the patch embedding must be a plain one with square patches, got {patch}")
     for index, block in enumerate(module.blocks):
+        if isinstance(block, ParallelScalingBlock) and block.mlp_out_proj is not None:
+            continue
         attention = getattr(block, "attn", None)
         if not isinstance(attention, ATTENTION_TYPES) or not hasattr(getattr(block, "mlp", None), "fc2"):
             raise ValueError(

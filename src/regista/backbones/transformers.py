@@ -9,14 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    CLIPVisionModel,
-    Dinov2Model,
-    Dinov2WithRegistersModel,
-    DINOv3ViTModel,
-    SiglipVisionModel,
-    ViTModel,
-)
+from transformers.models.clip.modeling_clip import CLIPVisionModel
+from transformers.models.dinov2.modeling_dinov2 import Dinov2Model
+from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import Dinov2WithRegistersModel
+from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTModel
+from transformers.models.siglip.modeling_siglip import SiglipVisionModel
+from transformers.models.vit.modeling_vit import ViTModel
 
 from regista.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone
 from regista.backbones.capture import BlockSites

@@ -11,6 +11,7 @@ from torch import Tensor
 from regista.backbones.base import Backbone, Features
 from regista.diagnosis.arrays import ArrayStore
 from regista.diagnosis.neighbours import neighbour_cosine
+from regista.diagnosis.registers import effective_number
 from regista.diagnosis.residue import PositionalResidue
 from regista.tokens import TokenLayout
 
@@ -43,6 +44,14 @@ class Measured:
         """The patch part of a per-token array as maps: (n, ..., N) -> (n, ..., rows, cols)."""
         values = self.arrays.get(name)
         return self.layout.to_grid(self.layout.take(values, "patches", dim=-1))
+
+    def optional(self, name: str) -> Tensor | None:
+        """An array that may not have been measured."""
+        return self.arrays.get(name) if name in self.arrays else None
+
+    def valid(self) -> Tensor:
+        """Cells that hold image content: (n, rows, cols) bool."""
+        return self.arrays.get("valid") > 0.5
 
 
 def measure(
@@ -128,7 +137,7 @@ def _store(store: ArrayStore, start: int, backbone: Backbone, features: Features
     scores = torch.cosine_similarity(features.patches.float(), pooled.unsqueeze(-2), dim=-1)
     store.put("scores", start, layout.to_grid(scores))
     if layout.num_register_tokens:
-        store.put("registers", start, features.registers)
+        store.put("effective", start, effective_number(features.registers))
 
 
 def _pictures(backbone: Backbone, pixels: Tensor, features: Features, attention: bool) -> dict[str, Tensor]:

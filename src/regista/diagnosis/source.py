@@ -14,6 +14,7 @@ from torch import Tensor
 from regista.backbones.base import Backbone
 from regista.data.annotations import Targets
 from regista.data.images import FittedImages, ImageStream, find_images
+from regista.diagnosis.aggregation import boxes_to_cells, mask_to_cells
 from regista.diagnosis.config import DiagnosisConfig
 
 
@@ -91,12 +92,18 @@ class ImageSource:
     def _read_targets(self, indices: list[int], fitted: FittedImages) -> None:
         if self.targets is None or self.paths is None:
             return
+        layout = self.backbone.layout((fitted.pixels.shape[-2], fitted.pixels.shape[-1]))
         for position, index in enumerate(indices):
-            foreground = fitted.foreground_cells(
-                position, boxes=self.targets.boxes_of(self.paths[index]), mask=self.targets.mask_of(self.paths[index])
-            )
-            if foreground is not None:
-                self.foreground[len(self.names) + position] = foreground
+            boxes = self.targets.boxes_of(self.paths[index])
+            mask = self.targets.mask_of(self.paths[index])
+            if mask is not None:
+                cells = mask_to_cells(fitted.mask_to_fitted(position, mask), layout.patch_size)
+            elif boxes:
+                inside = fitted.boxes_to_fitted(position, boxes)
+                cells = boxes_to_cells(inside, layout.grid_size, layout.patch_size)
+            else:
+                continue
+            self.foreground[len(self.names) + position] = cells
 
 
 def _is_preprocessed(images: Any) -> bool:

@@ -1,0 +1,1 @@
+"""Images and annotations: from files to batches."""
