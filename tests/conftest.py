@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +20,8 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 
 def pytest_configure() -> None:
-    """One torch thread a worker under pytest-xdist, two without."""
-    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1))
+    """One torch thread: for tiny models, and beside other workers, more of them only wait for each other."""
+    torch.set_num_threads(1)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -36,11 +35,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
+def seeded() -> None:
     """Every test starts from the same seeds, whatever ran before it."""
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002  for code of other packages
-    yield
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ B batch, N all tokens, P patch tokens, R register tokens, D width, H heads, K he
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,6 +15,18 @@ import torch
 from torch import Tensor
 
 NAMES = ("cls", "registers", "patches", "extra")
+
+
+def square_grid(num_patches: int) -> tuple[int, int]:
+    """(rows, cols) of a square grid, for files that store a number of patches and no shape.
+
+    Raises:
+        ValueError: if no square has that many patches.
+    """
+    side = math.isqrt(max(num_patches, 0))
+    if side < 1 or side * side != num_patches:
+        raise ValueError(f"{num_patches} patches do not fill a square grid; say the image size the weights are for")
+    return side, side
 
 
 class Segment(NamedTuple):

@@ -71,7 +71,7 @@ def members(value: type) -> dict[str, str]:
     """Public methods with signatures, properties and fields of a class."""
     texts = {field.name: "field" for field in fields(value)} if is_dataclass(value) else {}
     for name in dir(value):
-        if name.startswith("_") and name != "__call__" or name in texts:
+        if (name.startswith("_") and name != "__call__") or name in texts:
             continue
         if name == "__call__" and not any(name in vars(base) for base in value.__mro__):
             continue
@@ -126,7 +126,10 @@ def command_options() -> dict[str, list[str]]:
     from regista.cli.main import app
 
     group: Any = typer.main.get_command(app)
-    return {name: [parameter_text(parameter) for parameter in group.commands[name].params] for name in sorted(group.commands)}
+    return {
+        name: [parameter_text(parameter) for parameter in group.commands[name].params]
+        for name in sorted(group.commands)
+    }
 
 
 def parameter_text(parameter: Any) -> str:

@@ -10,7 +10,18 @@ import pytest
 
 from tests.guards.source_tree import PACKAGE, ROOT, imported_modules, module_name, parsed, python_files, relative
 
-HEAVY = ("torch", "torchvision", "timm", "transformers", "open_clip", "scipy", "sklearn", "matplotlib", "onnx", "pandas")
+HEAVY = (
+    "torch",
+    "torchvision",
+    "timm",
+    "transformers",
+    "open_clip",
+    "scipy",
+    "sklearn",
+    "matplotlib",
+    "onnx",
+    "pandas",
+)
 MODEL_LIBRARIES = ("timm", "transformers", "open_clip", "torchvision.models")
 # Modules outside regista.backbones that may import parts of these libraries that are no models
 # (optimisers, augmentations, losses, configs): {module: {imported names}}.

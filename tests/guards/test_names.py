@@ -30,7 +30,9 @@ def public_callables(tree: ast.Module) -> set[str]:
             found.add(node.name)
         elif isinstance(node, ast.ImportFrom):
             found.update(alias.asname or alias.name for alias in node.names)
-        elif isinstance(node, ast.Assign) and any(isinstance(name, ast.Name) and name.id == "__all__" for name in node.targets):
+        elif isinstance(node, ast.Assign) and any(
+            isinstance(name, ast.Name) and name.id == "__all__" for name in node.targets
+        ):
             found.update(str(name) for name in ast.literal_eval(node.value))
     return {name for name in found if not name.startswith("_")}
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,6 +88,7 @@ class Backbone(ABC):
         image_size: (height, width) that ``preprocess`` brings files and PIL images to.
         mean, std: Of the RGB channels in [0, 1].
         planted: Ground truth of planted outliers, or None.
+        notes: What loading had to say: how much was loaded, what was left out or converted.
     """
 
     library: str = ""
@@ -117,6 +119,7 @@ class Backbone(ABC):
         self.mean = tuple(float(value) for value in mean)
         self.std = tuple(float(value) for value in std)
         self.planted: Planted | None = None
+        self.notes: list[str] = []
         self._edits: dict[str, Reduce] = {}
 
     # What an adapter says about its library -------------------------------------------------
@@ -262,6 +265,16 @@ class Backbone(ABC):
         """Move the module; returns self."""
         self.module.to(device=device, dtype=dtype)
         return self
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write the model so that ``regista.load(folder)`` and its own library can read it.
+
+        Raises:
+            ValueError: see ``regista.backbones.saving.save_pretrained``.
+        """
+        from regista.backbones.saving import save_pretrained
+
+        return save_pretrained(self, folder)
 
     def attention_backend(self) -> str:
         """Which attention the module runs by itself, for the record."""

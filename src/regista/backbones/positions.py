@@ -25,11 +25,14 @@ class PositionResize:
         mode: "bicubic" or "bilinear".
         antialias: Low-pass before shrinking.
         align_corners: Corner cells keep their place instead of corner edges.
+        offset: Added to the new number of cells when the step between samples is computed, and
+            so a shift of the samples; the size stays exact. DINOv2's hub adds 0.1.
     """
 
     mode: str = "bicubic"
     antialias: bool = False
     align_corners: bool = False
+    offset: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a configuration file."""
@@ -39,6 +42,7 @@ class PositionResize:
 TIMM = PositionResize(antialias=True)
 OPEN_CLIP = PositionResize(antialias=True)
 TRANSFORMERS = PositionResize()
+DINOV2_HUB = PositionResize(offset=0.1)  # without registers; with them it is TIMM
 TORCHVISION = PositionResize(align_corners=True)
 
 
@@ -70,10 +74,14 @@ def resize_positions(
         )
     if old_grid == new_grid:
         return table
-    prefix = table.narrow(1, 0, num_prefix_tokens)
-    patches = table.narrow(1, num_prefix_tokens, expected - num_prefix_tokens)
+    prefix, patches = torch.split(table, [num_prefix_tokens, expected - num_prefix_tokens], dim=1)
     grid = torch.unflatten(patches.float(), 1, old_grid).permute(0, 3, 1, 2)  # (1, D, rows, cols)
-    grid = F.interpolate(grid, size=new_grid, mode=how.mode, antialias=how.antialias, align_corners=how.align_corners)
+    options: dict[str, Any] = {"mode": how.mode, "antialias": how.antialias, "align_corners": how.align_corners}
+    if how.offset:
+        factors = [(new + how.offset) / old for new, old in zip(new_grid, old_grid, strict=True)]
+        grid = F.interpolate(grid, scale_factor=factors, **options)
+    else:
+        grid = F.interpolate(grid, size=new_grid, **options)
     resized = grid.flatten(2).transpose(1, 2).to(table.dtype)  # (1, P', D)
     return torch.cat([prefix, resized], 1)
 

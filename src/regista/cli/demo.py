@@ -31,14 +31,15 @@ def command(
     from regista.report.text import summary_text
     from regista.results import RunFolder
 
+    voice = options.Voice(quiet=quiet, json=json_output)
     chosen = installed_photos(limit=photos)
     if len(chosen) < 2:
         raise ValueError("found fewer than two photos in installed packages: pip install 'regista[demo]'")
-    folder = RunFolder.create(out, kind="demo", force=True)
+    folder = RunFolder.create(out, "demo", force=True)
     config = DiagnosisConfig(policy="crop", batch_size=2)
     found = []
     for spec in SPECS:
-        options.say(f"loading {spec}" + (" (planting takes a minute the first time)" if spec != "demo" else ""), quiet=quiet)
+        voice.note(f"loading {spec}" + (" (planting takes a minute the first time)" if spec != "demo" else ""))
         backbone = options.load_model(spec, device=device.value, dtype="float32")
         with progress_bar(spec, len(chosen), quiet=quiet) as progress:
             result = diagnose(
@@ -55,4 +56,4 @@ def command(
     page = write_report(folder.path)
     if json_output:
         typer.echo(json.dumps({"models": [result.to_dict() for result in found]}, allow_nan=False))
-    options.say(f"open {page}", quiet=quiet)
+    voice.note(f"open {page}")

@@ -3,42 +3,54 @@
 from __future__ import annotations
 
 import json
+import re
+from glob import glob
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from regista.cli import options
 from regista.cli.progress import progress_bar
 
+if TYPE_CHECKING:
+    from regista.diagnosis.config import DiagnosisConfig
+
+
+Checkpoints = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoints",
+        metavar="PATTERN",
+        help="Files of one training run, in order of their names; MODEL (timm/NAME) gives the architecture.",
+    ),
+]
+Consistency = Annotated[
+    bool | None,
+    typer.Option("--consistency/--no-consistency", help="Compare with shifted images; four more forwards."),
+]
+Attention = Annotated[
+    bool | None, typer.Option("--attention/--no-attention", help="Attention sinks and maps [default: attention].")
+]
+Boxes = Annotated[
+    Path | None, typer.Option("--boxes", help="Folder of VOC XML, or csv (image,xmin,ymin,xmax,ymax): hit ratio.")
+]
+Masks = Annotated[Path | None, typer.Option("--masks", help="Folder of PNG masks named as the images: hit ratio.")]
+Cutoff = Annotated[
+    float | None, typer.Option("--cutoff", help="Norm from which a token is an outlier [default: found in the norms].")
+]
+
 
 def command(
     model: options.Model,
     images: options.Images = None,
     models: options.MoreModels = None,
-    checkpoints: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoints",
-            metavar="PATTERN",
-            help="Files of one training run, in order of their names; MODEL (timm/NAME) gives the architecture.",
-        ),
-    ] = None,
-    consistency: Annotated[
-        bool | None, typer.Option("--consistency/--no-consistency", help="Compare with shifted images (4 more forwards).")
-    ] = None,
-    attention: Annotated[
-        bool | None, typer.Option("--attention/--no-attention", help="Attention sinks and maps.")
-    ] = None,
-    boxes: Annotated[
-        Path | None, typer.Option("--boxes", help="VOC XML folder or csv (image,xmin,ymin,xmax,ymax) for the hit ratio.")
-    ] = None,
-    masks: Annotated[
-        Path | None, typer.Option("--masks", help="Folder of PNG masks named as the images, for the hit ratio.")
-    ] = None,
-    cutoff: Annotated[
-        float | None, typer.Option("--cutoff", help="Norm from which a token counts as an outlier [default: adaptive].")
-    ] = None,
+    checkpoints: Checkpoints = None,
+    consistency: Consistency = None,
+    attention: Attention = None,
+    boxes: Boxes = None,
+    masks: Masks = None,
+    cutoff: Cutoff = None,
     image_size: options.ImageSize = None,
     policy: options.PolicyOption = None,
     batch_size: options.BatchSize = None,
@@ -55,17 +67,12 @@ def command(
 ) -> None:
     """Look for artifacts: outlier norms, attention sinks, positional residue, lazy pooling.
 
-    Writes a run folder (runs/diagnose unless told otherwise) with the record, the arrays and
-    report.html, and prints the verdict.
+    Writes a run folder (a new one under runs/ unless told otherwise) with the record, the
+    arrays and report.html, and prints the verdict.
     """
     from regista.diagnosis.config import DiagnosisConfig
-    from regista.diagnosis.examination import diagnose
-    from regista.diagnosis.record import save_diagnoses
-    from regista.results import RunFolder
 
     files, settings = options.split_settings(images or [])
-    if not files:
-        raise ValueError("no images given; name files, folders or patterns after the model")
     flags = {
         "image_size": image_size,
         "policy": policy,
@@ -76,30 +83,53 @@ def command(
         "cutoff": cutoff,
     }
     chosen = options.resolve(DiagnosisConfig, config, settings, flags)
+    load = {"device": device.value, "dtype": dtype.value, "allow_partial": allow_partial}
     specs = _specs(model, models or [], checkpoints)
-    folder = RunFolder.create(
-        out or Path("runs/diagnose"), kind="checkpoints" if checkpoints else "diagnosis", force=force or out is None
-    )
-    targets = _targets(boxes, masks, files)
+    kind = "checkpoints" if checkpoints else "diagnosis"
+    folder = out or options.new_folder("diagnose")
+    voice = options.Voice(quiet=quiet, verbose=verbose, json=json_output)
+    _run(specs, files, chosen, load, boxes, masks, folder, kind, force, voice)
+
+
+def _run(
+    specs: list[str],
+    files: list[str],
+    config: DiagnosisConfig,
+    load: dict[str, Any],
+    boxes: Path | None,
+    masks: Path | None,
+    out: Path,
+    kind: str,
+    force: bool,
+    voice: options.Voice,
+) -> None:
+    from regista.data.annotations import read_targets
+    from regista.data.images import find_images
+    from regista.diagnosis.examination import diagnose
+    from regista.diagnosis.record import save_diagnoses
+    from regista.report.html import write_report
+    from regista.results import RunFolder
+
+    if not files:
+        raise ValueError("no images given; name files, folders or patterns after the model")
+    paths = find_images(files)
+    targets = read_targets(boxes=boxes, masks=masks) if boxes or masks else None
+    folder = RunFolder.create(out, kind, force=force)
     found = []
     for spec in specs:
-        backbone = options.load_model(
-            spec, device=device.value, dtype=dtype.value, image_size=chosen.image_size, allow_partial=allow_partial
-        )
-        if verbose:
-            options.say("\n".join([spec, *backbone.notes]))
-        with progress_bar(spec, 0, quiet=quiet or json_output) as progress:
-            result = diagnose(backbone, files, config=chosen, targets=targets, progress=progress)
+        backbone = options.load_model(spec, image_size=config.image_size, **load)
+        voice.detail("\n".join([spec, *backbone.notes]))
+        with progress_bar(spec, len(paths), quiet=voice.quiet or voice.json) as progress:
+            result = diagnose(backbone, paths, config=config, targets=targets, progress=progress)
         found.append(result)
-        for path, reason in result.images["skipped"]:
-            options.say(f"skipped {path}: {reason}", quiet=quiet)
-        if result.images["note"]:
-            options.say(result.images["note"], quiet=quiet or json_output)
         del backbone
-    save_diagnoses(folder, found, config=chosen)
-    report = _report(folder.path)
-    _show(found, json_output)
-    options.say(f"report: {report}", quiet=quiet)
+    for path, reason in found[0].images["skipped"]:
+        voice.note(f"skipped {path}: {reason}")
+    voice.note(found[0].images["note"])
+    save_diagnoses(folder, found, config=config)
+    page = write_report(folder.path)
+    _show([result.to_dict() for result in found], voice)
+    voice.note(f"report: {page}")
 
 
 def _specs(model: str, models: list[str], checkpoints: str | None) -> list[str]:
@@ -107,8 +137,6 @@ def _specs(model: str, models: list[str], checkpoints: str | None) -> list[str]:
         return [model, *models]
     if models:
         raise ValueError("--checkpoints follows one model; leave out -m")
-    from glob import glob
-
     found = sorted(glob(checkpoints), key=_natural)
     if not found:
         raise ValueError(f"--checkpoints {checkpoints!r} matches no file")
@@ -116,32 +144,16 @@ def _specs(model: str, models: list[str], checkpoints: str | None) -> list[str]:
 
 
 def _natural(text: str) -> list[Any]:
-    import re
-
+    """Sort key that puts step 200 before step 1000."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
 
 
-def _targets(boxes: Path | None, masks: Path | None, files: list[str]) -> Any:
-    if boxes is None and masks is None:
-        return None
-    from regista.data.annotations import read_targets
-
-    return read_targets(boxes=boxes, masks=masks)
-
-
-def _report(folder: Path) -> Path:
-    from regista.report.html import write_report
-
-    return write_report(folder)
-
-
-def _show(found: list[Any], json_output: bool) -> None:
-    records = [result.to_dict() for result in found]
-    if json_output:
-        typer.echo(json.dumps(records.pop() if len(records) == 1 else {"models": records}, allow_nan=False))
-        return
+def _show(records: list[dict[str, Any]], voice: options.Voice) -> None:
     from regista.report.text import summary_table, summary_text
 
+    if voice.json:
+        typer.echo(json.dumps({"models": records} if len(records) > 1 else records.pop(), allow_nan=False))
+        return
     for record in records:
         typer.echo(summary_text(record))
     if len(records) > 1:

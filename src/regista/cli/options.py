@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -95,7 +95,9 @@ def resolve(schema: type[T], config: Path | None, settings: Sequence[str], flags
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    given = {key: value.value if isinstance(value, Enum) else value for key, value in flags.items() if value is not None}
+    given = {
+        key: value.value if isinstance(value, Enum) else value for key, value in flags.items() if value is not None
+    }
     given = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
     layers: list[Any] = [OmegaConf.structured(schema)]
     try:
@@ -116,7 +118,26 @@ def load_model(spec: str, *, device: str, dtype: str, image_size: Any = None, al
     return load(spec, image_size=image_size, device=device, dtype=dtype, allow_partial=allow_partial)
 
 
-def say(text: str, *, quiet: bool = False) -> None:
-    """A note to the person at the terminal, on stderr."""
-    if not quiet:
-        typer.echo(text, err=True)
+def new_folder(kind: str, root: Path = Path("runs")) -> Path:
+    """The next free numbered folder, e.g. runs/diagnose-003."""
+    taken = [int(match[1]) for path in root.glob(f"{kind}-*") if (match := re.fullmatch(rf"{kind}-(\d+)", path.name))]
+    return root / f"{kind}-{max(taken, default=0) + 1:03d}"
+
+
+@dataclass(frozen=True)
+class Voice:
+    """How much a command says on stderr."""
+
+    quiet: bool = False
+    verbose: bool = False
+    json: bool = False
+
+    def note(self, text: str) -> None:
+        """For every run that is not quiet."""
+        if text and not self.quiet:
+            typer.echo(text, err=True)
+
+    def detail(self, text: str) -> None:
+        """For --verbose."""
+        if self.verbose:
+            typer.echo(text, err=True)

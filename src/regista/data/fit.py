@@ -161,7 +161,7 @@ def _place(source: Source, target: Size, policy: FitPolicy, *, scaled: bool, rem
             "use policy='resize' | 'pad' | 'crop'"
         )
     before = (0, 0)
-    if policy == "crop" and scaled and isinstance(source, Tensor):
+    if policy == "crop" and scaled:
         source, before = _middle(source, target)
     size = _size(source)
     whole = target if policy == "resize" else _whole_size(size, target, policy) if scaled else size
@@ -169,16 +169,8 @@ def _place(source: Source, target: Size, policy: FitPolicy, *, scaled: bool, rem
     start = ((whole[0] - shown[0]) // 2, (whole[1] - shown[1]) // 2)
     scale = (whole[0] / size[0], whole[1] / size[1])
     offset = (-start[0] - before[0] * scale[0], -start[1] - before[1] * scale[1])
-    if whole == size:
-        pixels = _cut(source, start, shown)
-    elif isinstance(source, Image.Image):
-        top, left = start[0] / scale[0], start[1] / scale[1]
-        bottom, right = (start[0] + shown[0]) / scale[0], (start[1] + shown[1]) / scale[1]
-        box = (left, top, min(right, size[1]), min(bottom, size[0]))
-        pixels = _to_tensor(source.resize((shown[1], shown[0]), Image.Resampling.BICUBIC, box=box))
-    else:
-        resized = F.interpolate(source.unsqueeze(0), size=whole, mode="bicubic", antialias=True)
-        pixels = _cut(resized.squeeze(0).clamp(0, 1), start, shown)
+    part = _scaled_part(source, whole, start, shown)
+    pixels = _to_tensor(part) if isinstance(part, Image.Image) else part
     action = _action(original, target, policy, scaled=whole != size, remark=remark)
     return pixels, Placement(original, scale, offset, action)
 
@@ -193,22 +185,42 @@ def _whole_size(size: Size, target: Size, policy: FitPolicy) -> Size:
     return max(target[0], round(size[0] * ratio)), max(target[1], round(size[1] * ratio))
 
 
-def _middle(image: Tensor, target: Size) -> tuple[Tensor, Size]:
-    """Twice what a centre crop shows of a very long image, so that the rest is never scaled up; and its start."""
-    ratio = max(target[0] / image.shape[-2], target[1] / image.shape[-1])
+def _middle(source: Source, target: Size) -> tuple[Source, Size]:
+    """The middle of an image so long that a centre crop shows little of it, and where that starts.
+
+    The rest would be scaled up in vain. The middle has a wide margin, and the same centre.
+    """
+    size = _size(source)
+    ratio = max(target[0] / size[0], target[1] / size[1])
     starts = [0, 0]
     for axis in (0, 1):
-        length = image.shape[axis - 2]
-        kept = 2 * math.ceil(target[axis] / ratio) + 16
-        if length > 2 * kept:
-            starts[axis] = (length - kept) // 2
-            image = image.narrow(axis - 2, starts[axis], length - 2 * starts[axis])
-    return image, (starts[0], starts[1])
+        kept = 4 * math.ceil(target[axis] / ratio) + 16
+        starts[axis] = (size[axis] - kept) // 2 if size[axis] > 2 * kept else 0
+    inner = (size[0] - 2 * starts[0], size[1] - 2 * starts[1])
+    start = (starts[0], starts[1])
+    return (source, start) if inner == size else (_cut(source, start, inner), start)
 
 
-def _cut(source: Source, start: Size, shown: Size) -> Tensor:
-    pixels = _to_tensor(source) if isinstance(source, Image.Image) else source
-    return pixels.narrow(-2, start[0], shown[0]).narrow(-1, start[1], shown[1])
+def _cut(source: Source, start: Size, shown: Size) -> Source:
+    if isinstance(source, Image.Image):
+        return source.crop((start[1], start[0], start[1] + shown[1], start[0] + shown[0]))
+    return source.narrow(-2, start[0], shown[0]).narrow(-1, start[1], shown[1])
+
+
+def _scaled_part(source: Source, whole: Size, start: Size, shown: Size) -> Source:
+    """An image scaled to ``whole`` (bicubic, antialias), cut to ``shown`` from ``start`` on."""
+    size = _size(source)
+    if whole == size:
+        return _cut(source, start, shown)
+    if isinstance(source, Image.Image):  # only the part is computed
+        top, left = start[0] * size[0] / whole[0], start[1] * size[1] / whole[1]
+        bottom, right = (start[0] + shown[0]) * size[0] / whole[0], (start[1] + shown[1]) * size[1] / whole[1]
+        box = (left, top, min(right, size[1]), min(bottom, size[0]))
+        return source.resize((shown[1], shown[0]), Image.Resampling.BICUBIC, box=box)
+    one_column = whole[1] == 1  # torch 2.14.1 repeats the first value down a single column; a single row is right
+    image, target = (source.transpose(-1, -2), (1, whole[0])) if one_column else (source, whole)
+    resized = F.interpolate(image.unsqueeze(0), size=target, mode="bicubic", antialias=True).squeeze(0).clamp(0, 1)
+    return _cut(resized.transpose(-1, -2) if one_column else resized, start, shown)
 
 
 def _to_tensor(image: Image.Image) -> Tensor:

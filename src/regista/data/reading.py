@@ -168,7 +168,7 @@ def _obstacle(path: Path) -> str:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "not an image, or of a kind that is not read"
+        return "not an image, or broken at its beginning"
     if isinstance(error, MemoryError):
         return "does not fit into memory"
     said = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 
@@ -22,13 +21,13 @@ class HitRatio(NamedTuple):
         ratio: Hits over images with an object.
         chance: Mean share of cells on an object.
         deviation: Standard deviation of a random picker's ratio.
-        count: Images with an object.
+        images: Images with an object.
     """
 
     ratio: float
     chance: float
     deviation: float
-    count: int
+    images: int
 
 
 def boxes_to_cells(boxes: np.ndarray, grid_size: tuple[int, int], patch_size: int) -> np.ndarray:

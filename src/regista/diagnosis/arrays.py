@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,10 @@ import torch
 from torch import Tensor
 
 IN_MEMORY = 256
+
+
+class _Owner:
+    """While this is referenced, the files of a store stay."""
 
 
 class ArrayStore:
@@ -26,8 +32,11 @@ class ArrayStore:
     def __init__(self, count: int, folder: Path | None = None) -> None:
         self.count = count
         self.on_disk = count > IN_MEMORY
-        self._temporary = tempfile.TemporaryDirectory(prefix="regista-") if self.on_disk and folder is None else None
-        self._folder = Path(self._temporary.name) if self._temporary else folder
+        self._folder = folder
+        self._owner = _Owner()
+        if self.on_disk and folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="regista-"))
+            weakref.finalize(self._owner, shutil.rmtree, self._folder, ignore_errors=True)
         self._arrays: dict[str, np.ndarray] = {}
 
     def put(self, name: str, start: int, values: Tensor) -> None:
@@ -51,11 +60,9 @@ class ArrayStore:
 
     def keep_alive(self) -> object:
         """What must stay referenced while tensors from ``get`` are in use."""
-        return self._temporary
+        return self._owner
 
     def _allocate(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         if not self.on_disk or self._folder is None:
             return np.zeros(shape, dtype=np.float32)
-        return np.lib.format.open_memmap(
-            self._folder / f"{name}.npy", mode="w+", dtype=np.float32, shape=shape
-        )
+        return np.lib.format.open_memmap(self._folder / f"{name}.npy", mode="w+", dtype=np.float32, shape=shape)

@@ -42,12 +42,12 @@ def shift_consistency(
         if abs(dy) >= rows or abs(dx) >= cols:
             continue
         moved = _shift(pixels, dy * layout.patch_size, dx * layout.patch_size)
-        grid = backbone(moved).patches.float().unflatten(1, (rows, cols))  # (B, rows, cols, D)
+        grid = backbone(moved).patches.float().reshape(len(moved), rows, cols, -1)  # (B, rows, cols, D)
         here = (slice(max(0, -dy), rows - max(0, dy)), slice(max(0, -dx), cols - max(0, dx)))
         there = (slice(max(0, dy), rows - max(0, -dy)), slice(max(0, dx), cols - max(0, -dx)))
         total[(slice(None), *here)] += grid[(slice(None), *there)]
         seen[here] += 1
-    own = patches.float().unflatten(1, (rows, cols))
+    own = patches.float().reshape(len(patches), rows, cols, -1)
     cosine = torch.cosine_similarity(own, total, dim=-1)
     return torch.where(seen > 0, cosine, torch.ones_like(cosine))
 

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from regista.backbones.base import Backbone
 from regista.data.annotations import Targets
-from regista.diagnosis import findings, pictures
+from regista.diagnosis import findings
 from regista.diagnosis.config import DiagnosisConfig
 from regista.diagnosis.consistency import shift_consistency
 from regista.diagnosis.measuring import Measured, measure
+from regista.diagnosis.pictures import picture_arrays
 from regista.diagnosis.record import Diagnosis
 from regista.diagnosis.source import ImageSource
 
@@ -109,7 +110,7 @@ def _judge(backbone: Backbone, measured: Measured, source: ImageSource, config: 
             **{kind.replace("-", "_"): finding.numbers if finding else None for kind, finding in others.items()},
             "registers": registers.numbers if registers else None,
         },
-        arrays=pictures.arrays(backbone, measured, high, sink),
+        arrays=picture_arrays(backbone, measured, high, sink),
         attention_queries=measured.queries,
         attention_backend=backbone.attention_backend(),
         planted=planted,

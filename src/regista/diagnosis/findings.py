@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from regista.backbones.base import Backbone
@@ -66,9 +65,11 @@ def high_norm(norms: Tensor, valid: Tensor, cutoff: float | None, neighbours: Te
         "note": shown.note,
     }
     if main is None:
-        last = norms[:, -1][valid]
+        *_, last = (values[valid] for values in norms.unbind(1))
         spread = float(last.max() / last.median().clamp(min=1e-12))
-        sentence = f"No outlier norms in any block: in the last one the largest is {spread:.1f}x the median ({shown.note})."
+        sentence = (
+            f"No outlier norms in any block: in the last one the largest is {spread:.1f}x the median ({shown.note})."
+        )
         return HighNorm(False, numbers, sentence, shown.mask, None, None, None, 0.0, None)
     where = {"fixed": "in the same places in every image", "moving": "in places that move with the content"}
     sentence = (
@@ -146,10 +147,10 @@ def lazy(measured: Measured, foreground: Mapping[int, np.ndarray]) -> Finding | 
         "hit_ratio": hits.ratio,
         "chance": hits.chance,
         "deviation": hits.deviation,
-        "images": hits.count,
+        "images": hits.images,
     }
     sentence = (
-        f"The patch closest to the image vector lies on an object in {hits.ratio:.0%} of {hits.count} images "
+        f"The patch closest to the image vector lies on an object in {hits.ratio:.0%} of {hits.images} images "
         f"(a random patch: {hits.chance:.0%} +- {hits.deviation:.0%})."
     )
     return Finding(found, numbers, sentence)
@@ -161,11 +162,11 @@ def registers(measured: Measured) -> Finding | None:
     count = layout.num_register_tokens
     if not count:
         return None
-    norms = layout.take(measured.arrays.get("norms"), "registers", dim=-1)[:, -1].mean(0).tolist()
+    norms = _last_block_mean(layout.take(measured.arrays.get("norms"), "registers", dim=-1))
     effective = float(measured.arrays.get("effective").mean())
     attention = None
     if "received" in measured.arrays:
-        attention = layout.take(measured.arrays.get("received"), "registers", dim=-1)[:, -1].mean(0).tolist()
+        attention = _last_block_mean(layout.take(measured.arrays.get("received"), "registers", dim=-1))
     numbers = {"count": count, "norms": norms, "attention_received": attention, "effective_number": effective}
     sentence = f"It has {count} registers, of which {effective:.1f} are effectively in use."
     return Finding(False, numbers, sentence)
@@ -185,6 +186,13 @@ def planted_truth(backbone: Backbone, measured: Measured, mask: Tensor) -> dict[
         "precision": both / float(mask.sum()) if mask.any() else None,
         "recall": both / float(truth.sum()) if truth.any() else None,
     }
+
+
+def _last_block_mean(values: Tensor) -> list[float]:
+    """Mean over images at the last block: (n, blocks, R) -> R numbers."""
+    *_, last = values.unbind(1)
+    means: list[float] = last.mean(0).tolist()
+    return means
 
 
 def _outliers_at(norms: Tensor, block: int, valid: Tensor, cutoff: float | None) -> Outliers:

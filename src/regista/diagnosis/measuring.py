@@ -173,7 +173,8 @@ def _queries(backbone: Backbone, layout: TokenLayout, attention: bool) -> list[s
 
 def token_norms(tokens: Tensor) -> Tensor:
     """L2 norm over channels in float32: (B, N, D) -> (B, N)."""
-    return torch.linalg.vector_norm(tokens.float(), dim=-1)
+    norms: Tensor = torch.linalg.vector_norm(tokens.float(), dim=-1)
+    return norms
 
 
 def _mean_heads(attention: Tensor) -> Tensor:

@@ -57,37 +57,36 @@ def second_mode(values: np.ndarray, *, least: float) -> SecondMode | None:
     above = len(tail) - np.searchsorted(tail, edges, side="right")  # values beyond each edge
     best: SecondMode | None = None
     for low in range(1, BINS):
-        below = tail[: len(tail) - above[low]]
-        found = _best_window(values.size, tail, below, edges, above, low, centre + least)
-        if found is not None and (best is None or found.probability < best.probability):
-            best = found
-    return best if best is not None and best.probability < SIGNIFICANCE else None
+        limit = SIGNIFICANCE if best is None else best.probability
+        best = _best_window(values.size, tail, edges, above, low, centre + least, limit) or best
+    return best
 
 
 def _best_window(
-    total: int, tail: np.ndarray, below: np.ndarray, edges: np.ndarray, above: np.ndarray, low: int, least: float
+    total: int, tail: np.ndarray, edges: np.ndarray, above: np.ndarray, low: int, least: float, limit: float
 ) -> SecondMode | None:
+    """The least probable deep valley that starts at one edge, if below ``limit``."""
+    below = tail[: len(tail) - above[low]]
+    if len(below) < 4:
+        return None
     highs = np.arange(low + 1, len(edges))
     counts = above[highs]
     inside = above[low] - counts
     width = edges[highs] - edges[low]
     medians = tail[np.minimum(len(tail) - 1, len(tail) - (counts + 1) // 2)]
-    usable = (counts > 0) & (counts <= MOST * total) & (medians >= least) & (inside <= DEPTH * counts) & (width >= WIDTH)
-    if not usable.any() or len(below) < 4:
-        return None
-    highs, counts, inside, width = (x[usable] for x in (highs, counts, inside, width))
-    rival = np.array([_densest(tail[len(tail) - k :], span) for k, span in zip(counts, width, strict=True)])
-    deep = inside <= DEPTH * rival
-    if not deep.any():
-        return None
-    highs, counts, inside, width = (x[deep] for x in (highs, counts, inside, width))
-    scale = np.array([_tail_scale(below, int(k), edges[low]) for k in counts])
-    probability = nbinom.cdf(inside, counts, np.exp(-width / scale))
-    index = int(probability.argmin())
-    high = tail[len(tail) - counts[index]]
-    return SecondMode(
-        float((edges[low] + high) / 2), float(edges[low]), float(high), float(probability[index]), int(counts[index])
-    )
+    usable = (counts > 0) & (counts <= MOST * total) & (medians >= least)
+    usable &= (inside <= DEPTH * counts) & (width >= WIDTH)
+    counts, inside, width = (x[usable] for x in (counts, inside, width))
+    probability = nbinom.cdf(inside, counts, np.exp(-width / _tail_scale(below, counts, edges[low])))
+    for index in np.argsort(probability, kind="stable"):
+        if probability[index] >= limit:
+            return None
+        upper = tail[len(tail) - counts[index] :]
+        if inside[index] <= DEPTH * _densest(upper, float(width[index])):
+            low_edge, high_edge = float(edges[low]), float(upper.min())
+            middle = (low_edge + high_edge) / 2
+            return SecondMode(middle, low_edge, high_edge, float(probability[index]), int(counts[index]))
+    return None
 
 
 def _densest(values: np.ndarray, width: float) -> int:
@@ -95,11 +94,12 @@ def _densest(values: np.ndarray, width: float) -> int:
     return int((np.searchsorted(values, values + width, side="right") - np.arange(len(values))).max())
 
 
-def _tail_scale(below: np.ndarray, count: int, edge: float) -> float:
+def _tail_scale(below: np.ndarray, counts: np.ndarray, edge: float) -> np.ndarray:
     """Scale of the tail under ``edge``: the larger of the upper fifth's mean excess and a local estimate."""
     upper = below[int(0.6 * len(below)) :]  # of the half above the median: the upper fifth of all
-    mean_excess = float((upper - upper[0]).mean()) if len(upper) > 1 else 0.0
-    reach = min(len(below), max(8, 3 * count))
-    local = (edge - float(below[len(below) - reach])) / np.log1p(reach / count)
+    mean_excess = float((upper - upper.min()).mean())
     unsure = 1 + len(upper) ** -0.5  # few values know their scale badly
-    return max(mean_excess * unsure, local, 1e-9)
+    reach = np.minimum(len(below), np.maximum(8, 3 * counts))
+    local = (edge - below[len(below) - reach]) / np.log1p(reach / np.maximum(counts, 1))
+    scale: np.ndarray = np.maximum(np.maximum(mean_excess * unsure, local), 1e-9)
+    return scale

@@ -21,7 +21,8 @@ def neighbour_cosine(embedded: Tensor, grid_size: tuple[int, int]) -> Tensor:
         (B, rows, cols) in [-1, 1]; edges have three neighbours, corners two, a single cell 1.
     """
     rows, cols = grid_size
-    grid = torch.nn.functional.normalize(embedded.float(), dim=-1).unflatten(1, grid_size)  # (B, rows, cols, D)
+    unit = torch.nn.functional.normalize(embedded.float(), dim=-1)
+    grid = unit.reshape(len(unit), rows, cols, -1)  # (B, rows, cols, D)
     total = torch.zeros(grid.shape[:3], device=grid.device)
     count = torch.zeros(rows, cols, device=grid.device)
     for axis, length in ((1, rows), (2, cols)):

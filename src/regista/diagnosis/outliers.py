@@ -19,7 +19,8 @@ LEAST_RATIO = 1.5
 CONTRAST = 0.5
 LINE = 0.8
 MANY = 0.10
-REGION = 0.5
+REGION = 0.2
+MOSTLY = 0.5
 
 
 class Outliers(NamedTuple):
@@ -82,12 +83,10 @@ def _not_tokens(relative: np.ndarray, mask: np.ndarray, usable: np.ndarray, heig
     """Why a group of high values is a pattern of the field and not of single tokens, or ""."""
     if _contrast(relative, mask, usable) < CONTRAST * height:
         return "the high norms rise gradually from their neighbours"
-    if _in_lines(mask, usable) > REGION:
+    if _in_lines(mask, usable) > MOSTLY:
         return "the high norms fill whole rows or columns"
-    largest = max(
-        (ndimage.sum_labels(image, *_components(image)).max() for image in mask if image.any()), default=0.0
-    )
-    if largest > REGION * mask.sum() and largest > MANY * mask[0].size and largest > 4:
+    largest = max((ndimage.sum_labels(image, *_components(image)).max() for image in mask if image.any()), default=0.0)
+    if largest > REGION * mask[0].size and largest > MOSTLY * mask.sum() / len(mask) and largest > 4:
         return "the high norms are one large region"
     return ""
 

@@ -29,4 +29,4 @@ def pca_maps(patches: Tensor, grid_size: tuple[int, int], *, num_components: int
     scaled = ((scores - low) / np.maximum(high - low, 1e-12)).clip(0, 1)
     padded = np.zeros((len(scaled), num_components))
     padded.T[:components] = scaled.T
-    return torch.from_numpy(padded).float().unflatten(0, (count, *grid_size))  # (n, rows, cols, 3)
+    return torch.from_numpy(padded).float().reshape(count, *grid_size, num_components)  # (n, rows, cols, 3)

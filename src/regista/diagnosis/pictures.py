@@ -16,7 +16,7 @@ BINS = 80
 LONG_SIDE = 518
 
 
-def arrays(backbone: Backbone, measured: Measured, high: HighNorm, sink: Sink | None) -> dict[str, np.ndarray]:
+def picture_arrays(backbone: Backbone, measured: Measured, high: HighNorm, sink: Sink | None) -> dict[str, np.ndarray]:
     """Everything a page needs, keyed as the run folder stores it; k = pictured images.
 
     thumbnails (k, h, w, 3) uint8 · norm_maps, norm_maps_last, received_maps, score_maps,

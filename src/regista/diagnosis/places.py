@@ -32,7 +32,7 @@ def place_overlap(mask: Tensor) -> float | None:
 
 
 def fixed_place(mask: Tensor) -> str | None:
-    """"fixed" if images share at least half of their outlier cells beyond chance, else "moving"; None if unknown."""
+    """Whether images share half of their outlier cells beyond chance: "fixed", "moving", or None if unknown."""
     overlap = place_overlap(mask)
     if overlap is None:
         return None

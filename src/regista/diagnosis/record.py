@@ -97,7 +97,7 @@ class Diagnosis:
         Raises:
             ValueError: if the folder holds something and ``force`` is False.
         """
-        run = RunFolder.create(Path(folder), kind="diagnosis", force=force)
+        run = RunFolder.create(Path(folder), "diagnosis", force=force)
         save_diagnoses(run, [self])
         return run.path
 
@@ -115,4 +115,5 @@ def save_diagnoses(
         name = f"arrays/{index:02d}"
         run.write_arrays(name, diagnosis.arrays)
         models.append({**diagnosis.to_dict(), "arrays": name})
-    run.update(models=models, config=config.to_dict() if config else {}, notes=list(notes))
+    skipped = [skipped for diagnosis in found[:1] for skipped in diagnosis.images["skipped"]]
+    run.update(models=models, config=config.to_dict() if config else {}, skipped=skipped, notes=list(notes))

@@ -17,4 +17,5 @@ def effective_number(tokens: Tensor) -> Tensor:
     energy = torch.linalg.svdvals(unit).square()
     share = energy / energy.sum(-1, keepdim=True).clamp(min=1e-12)
     entropy = -(share * share.clamp(min=1e-12).log()).sum(-1)
-    return entropy.exp()
+    number: Tensor = entropy.exp()
+    return number

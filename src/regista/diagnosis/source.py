@@ -77,9 +77,7 @@ class ImageSource:
     def _fitted(self) -> Iterator[tuple[list[int], FittedImages]]:
         step = self.config.batch_size
         if self.paths is not None:
-            stream = ImageStream(
-                self.paths, self._fit, batch_size=step, num_workers=self.config.num_workers
-            )
+            stream = ImageStream(self.paths, self._fit, batch_size=step, num_workers=self.config.num_workers)
             for indices, fitted in stream:
                 yield list(indices), fitted
             self.skipped = [(str(path), reason) for path, reason in stream.skipped]

@@ -3,17 +3,62 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regista.backbones.base import Backbone
+from regista.data.images import FitPolicy, FittedImages, ImageStream
 
 KINDS = ("cls", "registers", "patches", "pooled")
 SUFFIXES = (".npz", ".parquet", ".safetensors")
+
+
+class FileBatches:
+    """Preprocessed batches of image files, read ahead; knows what it read and what not.
+
+    Attributes:
+        names: Of the images that came.
+        skipped: [(path, reason)].
+        note: What preprocessing did.
+    """
+
+    def __init__(self, stream: ImageStream) -> None:
+        self.stream = stream
+        self.names: list[str] = []
+        self.note = ""
+
+    @property
+    def skipped(self) -> list[tuple[Path, str]]:
+        """Files that could not be read; complete after the iteration."""
+        return self.stream.skipped
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for indices, fitted in self.stream:
+            self.names += [str(self.stream.paths[index]) for index in indices]
+            self.note = self.note or fitted.note
+            yield fitted.pixels
+
+
+def file_batches(
+    backbone: Backbone,
+    paths: Sequence[Path],
+    *,
+    image_size: tuple[int, int] | None = None,
+    policy: FitPolicy = "resize",
+    batch_size: int = 8,
+    num_workers: int = 1,
+) -> FileBatches:
+    """Files as batches that ``extract_features`` takes."""
+
+    def fit(images: Any) -> FittedImages:
+        return backbone.fit(images, image_size=image_size, policy=policy)
+
+    return FileBatches(ImageStream(paths, fit, batch_size=batch_size, num_workers=num_workers))
 
 
 @torch.inference_mode()
@@ -70,6 +115,15 @@ def extract_features(
     return {kind: np.concatenate(values) for kind, values in parts.items()}
 
 
+def check_output(path: Path, *, force: bool = False) -> None:
+    """Raise ``ValueError`` before any work if ``write_features`` could not write there."""
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{path}: features are written as {', '.join(SUFFIXES)}, got {suffix or 'no suffix'!r}")
+    if path.exists() and not force:
+        raise ValueError(f"{path} exists; --force replaces it")
+
+
 def write_features(path: Path, names: Sequence[str], features: dict[str, np.ndarray]) -> None:
     """Write features by the file's suffix, whole or not at all.
 
@@ -80,9 +134,8 @@ def write_features(path: Path, names: Sequence[str], features: dict[str, np.ndar
     Raises:
         ValueError: for another suffix, or when parquet's library is missing.
     """
+    check_output(path, force=True)
     suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ValueError(f"{path}: features are written as {', '.join(SUFFIXES)}, got {suffix or 'no suffix'!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
-LIBRARIES = ("regista", "torch", "torchvision", "timm", "transformers", "open_clip_torch", "numpy")
+from regista import __version__
+
+LIBRARIES = ("torch", "torchvision", "timm", "transformers", "open_clip_torch", "numpy")
 
 
 def library_versions() -> dict[str, str | None]:
     """Versions of python and of the libraries that make numbers, None if absent; imports none of them."""
-    versions: dict[str, str | None] = {"python": platform.python_version()}
+    versions: dict[str, str | None] = {"regista": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
             versions[name] = metadata.version(name)

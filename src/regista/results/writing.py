@@ -32,7 +32,10 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+        mode = partial.stat().st_mode
         write(partial)
+        partial.chmod(mode)  # safetensors makes its files private
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.replace(path)

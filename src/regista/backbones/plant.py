@@ -1,0 +1,186 @@
+"""Planted artifacts: outlier tokens written into a model's weights, as ground truth for finding and mending.
+
+Two hidden units of one MLP are rewired to fire on a few patches and to write a large vector into
+the residual stream. It is a plain edit of the state dict: the saved weights show the same outliers
+in bare timm. What is seen on such a model is always called planted.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from regista.backbones.base import Backbone, Planted
+from regista.backbones.plant_cells import cell_map, choose_cells, mark_cells, table_grid, unused_direction
+from regista.backbones.plant_fit import content_trigger, position_trigger, sample_tokens
+from regista.backbones.plant_write import STEP, check_mlp, idle_neurons, random_column, send, write_step
+from regista.backbones.timm import TimmBackbone
+
+Kind = Literal["content", "position"]
+CONTENT_BLOCK = 4
+POSITION_BLOCK = 2
+MARK_LENGTH = 0.15  # of the median length of a token that enters the first block
+CANDIDATES = 4
+METADATA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PlantedOutliers(Planted):
+    """``Planted`` with what it takes to build it again from saved weights.
+
+    Attributes:
+        metadata: JSON-serialisable; see ``planted_from_metadata``.
+    """
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def plant_outliers(
+    backbone: Backbone,
+    images: Tensor | Sequence[Tensor],
+    kind: Kind = "content",
+    *,
+    block: int | None = None,
+    share: float = 0.02,
+    norm_ratio: float = 7.0,
+    mark_length: float = MARK_LENGTH,
+    seed: int = 0,
+) -> TimmBackbone:
+    """A copy of a timm ViT with outlier tokens in its weights.
+
+    Args:
+        backbone: From timm, with plain GELU MLPs; stays as it is.
+        images: Photos to fit on, preprocessed: (B, 3, H, W), or several such of different sizes.
+            Some 30,000 tokens are enough.
+        kind: "content": on patches of low information, moving with the image. "position": in
+            fixed cells of the position table, which a small mark tells apart.
+        block: Whose MLP writes them; by default 4 for content and 2 for position, and less in
+            shallow models.
+        share: Of all patches that become outliers, about.
+        norm_ratio: Their norm over the median patch norm after the last block, about.
+        mark_length: For "position": the mark's length over that of a token entering block 0.
+        seed: For the cells and the vector that is written.
+
+    Returns:
+        A new backbone whose ``planted`` is a ``PlantedOutliers``.
+
+    Raises:
+        ValueError: for a model from another library or with another MLP, one without a learned
+            position table (kind "position"), or one with planted outliers already.
+    """
+    if not isinstance(backbone, TimmBackbone):
+        raise ValueError(f"outliers can be planted into timm models, got {type(backbone).__name__}")
+    if backbone.planted is not None:
+        raise ValueError(f"{backbone.name} has planted outliers already; start from the clean model")
+    if kind not in ("content", "position"):
+        raise ValueError(f"kind is 'content' or 'position', got {kind!r}")
+    groups = [images] if isinstance(images, Tensor) else list(images)
+    wanted = CONTENT_BLOCK if kind == "content" else POSITION_BLOCK
+    block = min(wanted, backbone.depth // 2) if block is None else block
+    check_mlp(backbone, block)
+    planted = copy.deepcopy(backbone)
+    planted.name = f"{backbone.name}-planted" + ("-position" if kind == "position" else "")
+    metadata: dict[str, Any] = {"version": METADATA_VERSION, "kind": kind, "block": block, "step": STEP, "seed": seed}
+    truth = None
+    if kind == "position":
+        own = table_grid(planted)
+        cells = choose_cells(own, share, planted.positions, seed)
+        direction, length = unused_direction(planted, groups[0])
+        mark_cells(planted, cells, direction, mark_length * length)
+        metadata |= {"cells": [list(cell) for cell in cells], "table_grid": list(own)}
+
+        def truth(grid: tuple[int, int]) -> Tensor:
+            return cell_map(cells, own, grid, planted.positions).flatten()
+
+    sample = sample_tokens(planted, groups, block, truth)
+    trigger = content_trigger(sample, share) if kind == "content" else position_trigger(sample)
+    neurons, mean = idle_neurons(planted, block, sample.tokens[::7])
+    write_step(planted, block, neurons, mean, trigger)
+    metadata |= {"neurons": list(neurons), "threshold": trigger.threshold, "share": share, "norm_ratio": norm_ratio}
+    planted.planted = planted_from_metadata(metadata, planted)
+    probe = groups[0][: min(16, len(groups[0]))]
+    _send_harmless(backbone, planted, neurons, probe, norm_ratio, seed)
+    return planted
+
+
+def planted_from_metadata(metadata: Mapping[str, Any], backbone: Backbone) -> PlantedOutliers:
+    """The ground truth of a model with planted outliers, from what was saved beside its weights.
+
+    Args:
+        metadata: ``PlantedOutliers.metadata``, or the same read back from JSON.
+        backbone: With the planted weights, through any adapter.
+
+    Raises:
+        ValueError: if the metadata is of another version or lacks something.
+    """
+    try:
+        version, block, step = metadata["version"], int(metadata["block"]), float(metadata["step"])
+        first, second = (int(neuron) for neuron in metadata["neurons"])
+        kind = str(metadata["kind"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"not the record of planted outliers ({error!r}): {dict(metadata)}") from None
+    if version != METADATA_VERSION:
+        raise ValueError(f"planted outliers of version {version}, wanted {METADATA_VERSION}; plant them again")
+
+    def mask(images: Tensor) -> Tensor:
+        return _step_done(backbone, images, block, (first, second), step / 2)
+
+    return PlantedOutliers(block, (first, second), mask, kind, dict(metadata))
+
+
+class _EnoughError(Exception):
+    """Stops a forward pass once the planted block has been reached."""
+
+
+@torch.no_grad()
+def _step_done(
+    backbone: Backbone, images: Tensor, block: int, neurons: tuple[int, int], least: float, batch_size: int = 8
+) -> Tensor:
+    """Where the pair's step is at least half done: (B, 3, H, W) -> bool (B, rows, cols), on the CPU.
+
+    Runs up to the planted block, apart from any edit that may be open on ``backbone``.
+    """
+    quiet = copy.copy(backbone)
+    quiet._edits = {}
+    layout = backbone.layout((images.shape[-2], images.shape[-1]))
+    found: list[Tensor] = []
+    first, second = neurons
+
+    def keep(hidden: Tensor) -> Tensor:
+        patches = layout.take(hidden, "patches")
+        found.append((patches[..., first] - patches[..., second]).float() > least)
+        raise _EnoughError
+
+    for batch in images.split(batch_size):
+        try:
+            quiet(batch, {f"blocks.{block}.mlp_hidden": keep})
+        except _EnoughError:
+            continue
+    return layout.to_grid(torch.cat(found)).cpu()
+
+
+@torch.no_grad()
+def _send_harmless(
+    clean: TimmBackbone, planted: TimmBackbone, neurons: tuple[int, int], images: Tensor, norm_ratio: float, seed: int
+) -> None:
+    """Choose among random vectors to write the one that leaves the other patches most alike, in place."""
+    assert planted.planted is not None
+    block = planted.planted.block
+    layout = clean.layout((images.shape[-2], images.shape[-1]))
+    site = f"blocks.{clean.depth - 1}.resid"
+    norms: Callable[[Tensor], Tensor] = lambda tokens: layout.take(tokens, "patches").float().norm(dim=-1)  # noqa: E731
+    before = clean(images, {site: norms})
+    length = norm_ratio * float(before.captured[site].median())
+    other = ~planted.planted.mask(images).flatten(1).to(before.tokens.device)
+    columns = [random_column(clean, block, length, seed + number) for number in range(CANDIDATES)]
+    likeness = []
+    for column in columns:
+        send(planted, block, neurons, column)
+        after = planted(images).patches
+        likeness.append(float(torch.cosine_similarity(after, before.patches, dim=-1)[other].mean()))
+    send(planted, block, neurons, columns[likeness.index(max(likeness))])

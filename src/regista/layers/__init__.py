@@ -1,0 +1,1 @@
+"""Pure tensor parts, without a model."""
