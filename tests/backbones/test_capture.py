@@ -171,12 +171,25 @@ def test_a_learned_query_over_other_keys() -> None:
     close(captured["blocks.0.attn_received"], probabilities.mean(2), 1e-5)
 
 
-@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 5, "vdim": 5}])
+def test_keys_and_values_of_another_width() -> None:
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(WIDTH, HEADS, kdim=5, vdim=7, batch_first=True).eval()
+    query = 3 * torch.randn(BATCH, 2, WIDTH)
+    keys, values = 3 * torch.randn(BATCH, TOKENS, 5), torch.randn(BATCH, TOKENS, 7)
+    output, probabilities = attention(query, keys, values, average_attn_weights=False)
+    with tapped(attention, ("attn", "v")) as captured:
+        tapped_output, _ = attention(query, keys, values, need_weights=False)
+    close(captured["blocks.0.attn"], probabilities, 1e-5)
+    assert captured["blocks.0.v"].shape == (BATCH, HEADS, TOKENS, WIDTH // HEADS)
+    close(tapped_output, output, 1e-5)
+
+
+@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}])
 def test_unusual_multihead_attention_is_refused(options: dict[str, Any]) -> None:
     attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, **options)
-    x, other = torch.randn(BATCH, TOKENS, WIDTH), torch.randn(BATCH, TOKENS, options.get("kdim", WIDTH))
+    x = torch.randn(BATCH, TOKENS, WIDTH)
     with tapped(attention), pytest.raises(ValueError, match="cannot be captured"):
-        attention(x, other, other)
+        attention(x, x, x)
 
 
 def test_causal_attention_is_refused() -> None:

@@ -199,10 +199,13 @@ class AttentionTap(TorchFunctionMode):
         names: tuple[str, ...] = ("embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias")
         names += ("bias_k", "bias_v", "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        odd = ("bias_k", "bias_v", "key_padding_mask", "static_k", "static_v", "q_proj_weight")
+        odd = ("bias_k", "bias_v", "key_padding_mask", "static_k", "static_v")
         if any(given.get(name) is not None for name in odd) or given.get("add_zero_attn") or query.ndim != 3:
             raise ValueError("this nn.MultiheadAttention cannot be captured (padding, extra biases or no batch)")
-        weights = given["in_proj_weight"].chunk(3)
+        if given.get("use_separate_proj_weight"):  # keys of another width than the queries
+            weights = [given[f"{kind}_proj_weight"] for kind in "qkv"]
+        else:
+            weights = given["in_proj_weight"].chunk(3)
         biases = given["in_proj_bias"].chunk(3) if given["in_proj_bias"] is not None else (None, None, None)
         heads = []
         for x, weight, bias in zip((query, key, value), weights, biases, strict=True):

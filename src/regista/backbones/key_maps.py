@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,7 +81,9 @@ def to_timm(state: Mapping[str, Tensor], module: nn.Module) -> Converted:
     names = set(state)
     for word, belongs, convert in _FORMATS:
         if belongs(names):
-            return convert(dict(state), module, word)
+            found = convert(dict(state), module, word)
+            kept = {key: value for key, value in found.state.items() if value.numel() or key != "reg_token"}  # R may be 0
+            return replace(found, state=kept)
     return _through_timm(dict(state), module)
 
 

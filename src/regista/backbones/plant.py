@@ -47,7 +47,7 @@ def plant_outliers(
     *,
     block: int | None = None,
     share: float = 0.02,
-    norm_ratio: float = 7.0,
+    norm_ratio: float = 8.5,
     mark_length: float = MARK_LENGTH,
     seed: int = 0,
 ) -> TimmBackbone:

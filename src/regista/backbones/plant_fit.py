@@ -20,6 +20,7 @@ from regista.backbones.timm import TimmBackbone
 ROUNDS = 10  # of choosing the positives anew by the direction found
 LOW_INFORMATION = 0.3  # positives are among this share of an image's patches
 RIDGE = 0.01  # times the mean variance
+STEP_WIDTH = 0.02  # in standard deviations of the score: narrow, so that few tokens lie on the step
 PLACE_WEIGHT = 10.0  # how much a score that depends on the place counts as noise
 
 
@@ -139,7 +140,7 @@ def content_trigger(sample: TokenSample, share: float) -> Trigger:
         direction, score = _discriminant(sample, whitener, total, positive)
         positive = _top_of_each_image(score.where(allowed, -torch.inf), sample.image, share) & allowed
     threshold = float(torch.quantile(score[sample.patches].double(), 1 - share))
-    return Trigger(direction, threshold, width=0.04)
+    return Trigger(direction, threshold, width=STEP_WIDTH)
 
 
 def position_trigger(sample: TokenSample) -> Trigger:
@@ -152,7 +153,7 @@ def position_trigger(sample: TokenSample) -> Trigger:
     low = float(torch.quantile(score[sample.truth < 0.3].double(), 0.9995))
     high = float(torch.quantile(score[positive].double(), 0.005))
     spread = float(score[positive].mean() - score[sample.truth < 0.3].mean())
-    return Trigger(direction, (low + high) / 2, width=0.1 * spread)
+    return Trigger(direction, (low + high) / 2, width=0.05 * spread)
 
 
 def _information_rank(images: Tensor, patch_size: int) -> Tensor:

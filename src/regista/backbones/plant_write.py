@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regista.backbones.plant_fit import Trigger
 from regista.backbones.timm import TimmBackbone
 
-STEP = 6.0  # height of the step in pre-activations
+STEP = 16.0  # height of the step in pre-activations; high, so that its corners are sharp against its width
 
 
 def check_mlp(backbone: TimmBackbone, block: int) -> None:

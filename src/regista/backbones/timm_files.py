@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -81,7 +82,9 @@ def _arguments_for(
     if "fc_norm.weight" in state and "norm.weight" not in state and own_norm == {"norm"}:
         arguments["global_pool"] = "avg"
     count, built = position_grid_count(state, probe), tuple(probe.patch_embed.grid_size)
-    if count is not None and count > 0 and count != built[0] * built[1]:
+    facts, own = architecture_facts(state), architecture_facts(probe.state_dict())
+    same_kind = all(facts.get(key) == own.get(key) for key in ("width", "patch_size", "cls", "registers"))
+    if same_kind and count is not None and count != built[0] * built[1]:
         patch = int(max(probe.patch_embed.patch_size))
         grid = _stored_grid(count, patch, image_size)
         arguments["img_size"] = (grid[0] * patch, grid[1] * patch)
@@ -119,4 +122,4 @@ def _other_names(state: Mapping[str, Tensor], probe: Any) -> str:
 
 
 def _without_registers(name: str) -> str:
-    return "_".join(part for part in name.split("_") if not (part.startswith("reg") and part.removeprefix("reg").isdigit()))
+    return re.sub(r"_reg\d+(?=_|$)", "", name)

@@ -81,6 +81,7 @@ class ImageSource:
             for indices, fitted in stream:
                 yield list(indices), fitted
             self.skipped = [(str(path), reason) for path, reason in stream.skipped]
+            self.note = stream.note
             return
         for start in range(0, self.capacity, step):
             batch = self.images[start : start + step]

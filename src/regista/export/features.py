@@ -23,14 +23,16 @@ class FileBatches:
 
     Attributes:
         names: Of the images that came.
-        skipped: [(path, reason)].
-        note: What preprocessing did.
     """
 
     def __init__(self, stream: ImageStream) -> None:
         self.stream = stream
         self.names: list[str] = []
-        self.note = ""
+
+    @property
+    def note(self) -> str:
+        """What preprocessing did; complete after the iteration."""
+        return self.stream.note
 
     @property
     def skipped(self) -> list[tuple[Path, str]]:
@@ -40,7 +42,6 @@ class FileBatches:
     def __iter__(self) -> Iterator[Tensor]:
         for indices, fitted in self.stream:
             self.names += [str(self.stream.paths[index]) for index in indices]
-            self.note = self.note or fitted.note
             yield fitted.pixels
 
 

@@ -1,0 +1,3 @@
+"""Tests of regista.report."""
+
+from __future__ import annotations
