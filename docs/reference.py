@@ -38,7 +38,7 @@ def page(part: str, modules: list[str]) -> str:
 def index() -> str:
     """The first page: the short names, then what each part is for."""
     lines = ["# Python reference", "", "These three are all that most programs need:", ""]
-    doors = ("regista.backbones.load.load", "regista.diagnosis.examination.diagnose")
+    doors = ("regista.backbones.loading.load", "regista.diagnosis.examination.diagnose")
     doors += ("regista.backbones.grad_cam.reshape_transform",)
     lines += [f"- [`regista.{door.rpartition('.')[2]}`][{door}]" for door in doors]
     lines += ["", "Everything else, by part:", ""]

@@ -48,7 +48,10 @@ def commands() -> str:
 
 def methods() -> str:
     """Every method, with its measured numbers where it exists."""
-    names = [*KNOWN, *(path.parent.name for path in sorted(METHODS.glob("[a-z]*/card.md")) if path.parent.name not in KNOWN)]
+    names = [
+        *KNOWN,
+        *(path.parent.name for path in sorted(METHODS.glob("[a-z]*/card.md")) if path.parent.name not in KNOWN),
+    ]
     rows = []
     for name in names:
         text, number = KNOWN.get(name, ("", ""))

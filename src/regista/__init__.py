@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regista.backbones.grad_cam import reshape_transform as reshape_transform
-    from regista.backbones.load import load as load
+    from regista.backbones.loading import load as load
     from regista.diagnosis.examination import diagnose as diagnose
 
 __version__ = "0.1.0.dev0"
@@ -19,7 +19,7 @@ __all__ = ["__version__", "diagnose", "load", "reshape_transform"]
 
 _MODULES = {
     "diagnose": "regista.diagnosis.examination",
-    "load": "regista.backbones.load",
+    "load": "regista.backbones.loading",
     "reshape_transform": "regista.backbones.grad_cam",
 }
 

@@ -317,6 +317,7 @@ def test_openai_clip_goes_through_timm() -> None:
     model: Any = randomise(open_clip.CLIP(embed_dim=32, vision_cfg=config, text_cfg=text))
     target = create("vit_base_patch16_clip_224", num_classes=32)
     backbone = loaded(target, model.state_dict())
+    assert backbone.vit.patch_embed.grid_size == (4, 4)
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         close(backbone.module(images), model.encode_image(images), TOLERANCE)

@@ -20,7 +20,7 @@ adapters = pytest.importorskip("regista.backbones.open_clip")
 OpenClipBackbone = adapters.OpenClipBackbone
 
 TEXT: dict[str, Any] = {"context_length": 8, "vocab_size": 64, "width": 32, "heads": 2, "layers": 2}
-VISION: dict[str, Any] = {"layers": 3, "width": 48, "head_width": 24, "patch_size": 14, "image_size": 56}
+VISION: dict[str, Any] = {"layers": 2, "width": 48, "head_width": 24, "patch_size": 14, "image_size": 56}
 POOLED: dict[str, Any] = {"attentional_pool": True, "attn_pooler_queries": 5, "attn_pooler_heads": 2}
 TOWERS: dict[str, dict[str, Any]] = {
     "plain": {},

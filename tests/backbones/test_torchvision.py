@@ -19,7 +19,7 @@ from regista.backbones.torchvision import TorchvisionBackbone
 from tests.backbones.contract import BackboneContract
 from tests.backbones.probes import close, pictures, randomise
 
-SMALL: dict[str, Any] = {"num_layers": 3, "num_heads": 2, "hidden_dim": 48, "mlp_dim": 96}
+SMALL: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "hidden_dim": 48, "mlp_dim": 96}
 STEM = [ConvStemConfig(out_channels=8, kernel_size=3, stride=2) for _ in range(3)]
 MODELS: dict[str, dict[str, Any]] = {
     "patch 14": {"image_size": 56, "patch_size": 14},

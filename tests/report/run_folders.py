@@ -51,7 +51,9 @@ def make_run(path: Path, *models: FakeModel, kind: str = "diagnosis", **changes:
     entries = []
     for index, model in enumerate(models):
         entry, arrays = contents(model)
-        run.write_arrays(f"arrays/{index:02d}", {key: value for key, value in arrays.items() if key not in model.without})
+        run.write_arrays(
+            f"arrays/{index:02d}", {key: value for key, value in arrays.items() if key not in model.without}
+        )
         entries.append({**entry, "arrays": f"arrays/{index:02d}", **_entry_changes(entry, model.changes)})
     run.update(models=entries, config={"batch_size": 8, "cutoff": None}, **changes)
     return run.path
@@ -88,8 +90,17 @@ def contents(model: FakeModel) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         "library": "timm",
         "verdict": "artifacts" if sick else "clean",
         "kinds": ["high-norm"] if sick else [],
-        "summary": [f"{share[-1]:.1%} of the patch tokens have outlier norms." if sick else "No outlier norms in any block."],
-        "planted": {"block": model.onset, "neurons": [7, 9], "kind": "content", "share": 0.03, "precision": 1.0, "recall": 0.98}
+        "summary": [
+            f"{share[-1]:.1%} of the patch tokens have outlier norms." if sick else "No outlier norms in any block."
+        ],
+        "planted": {
+            "block": model.onset,
+            "neurons": [7, 9],
+            "kind": "content",
+            "share": 0.03,
+            "precision": 1.0,
+            "recall": 0.98,
+        }
         if model.planted
         else None,
         "images": {"count": model.images, "names": names, "size": _size(model), "skipped": [], "note": "centre crop"},
@@ -160,7 +171,10 @@ def _arrays(model: FakeModel, draw: np.random.Generator, norms: np.ndarray, mask
         planted = masks[:count].copy()
         planted[0, 0, 0] = True
         found["planted_masks"] = planted
-    return {key: value.astype(np.float32) if value.dtype.kind == "f" and "edges" not in key else value for key, value in found.items()}
+    return {
+        key: value.astype(np.float32) if value.dtype.kind == "f" and "edges" not in key else value
+        for key, value in found.items()
+    }
 
 
 def _measures(model: FakeModel) -> dict[str, Any]:

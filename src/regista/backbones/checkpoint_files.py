@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -97,11 +98,12 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     try:
-        with _training_arguments_allowed():
+        with _training_arguments_allowed(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about TorchScript archives, which are told below
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         needed = _unsafe_globals(path)
-        if not needed and "Unsupported" not in str(error):
+        if not needed and "Unsupported global" not in str(error):
             raise _damaged(path, "torch.save", error) from error
         raise ValueError(
             f"{path}: this pickle would have to run code to open ({', '.join(needed) or 'unknown classes'}), which is "

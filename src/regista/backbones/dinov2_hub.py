@@ -182,7 +182,7 @@ def _check_blocks(blocks: Sequence[Any], name: str) -> None:
         parts = {child for child, _ in attention.named_children()} if isinstance(attention, nn.Module) else set()
         if not {"qkv", "proj"} <= parts <= ATTENTION_PARTS or _last_linear(mlp) is None:
             raise ValueError(
-                f"{name}: block {index} has a {type(attention).__name__} of {sorted(parts)} and a "
+                f"{name}: block {index} has attention {type(attention).__name__} of {sorted(parts)} and MLP "
                 f"{type(mlp).__name__}; only qkv/proj attention and fc1/fc2 or w12/w3 MLPs can be looked into"
             )
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from regista.backbones.base import Backbone
 from regista.backbones.checkpoint_files import read_state_dict, weight_file
@@ -64,12 +64,14 @@ def _from_timm_folder(folder: Path, config: dict[str, Any], image_size: Size | N
     import timm
 
     check_timm_name(str(config["architecture"]), pretrained=False)
-    create = partial(timm.create_model, f"local-dir:{folder}", pretrained=False)
-    try:
-        with torch.device("meta"):
-            create()
-    except (RuntimeError, TypeError, AssertionError, LookupError, AttributeError) as error:
-        raise ValueError(f"{folder / CONFIG}: timm cannot build this model: {error}") from error
+
+    def create(**arguments: Any) -> nn.Module:
+        try:
+            model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=False, **arguments)
+        except (RuntimeError, TypeError, AssertionError, LookupError, AttributeError) as error:
+            raise ValueError(f"{folder / CONFIG}: timm cannot build this model: {error}") from error
+        return model
+
     return backbone_from_file(
         create,
         read_state_dict(folder),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from regista.backbones.base import Backbone
-from regista.backbones.load import load
+from regista.backbones.loading import load
 
 
 def reshape_transform(

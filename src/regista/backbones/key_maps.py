@@ -59,11 +59,13 @@ class Converted:
         state: {timm name: tensor}; what has no place in timm keeps its name.
         format: Where the names come from, for people.
         positions: How this family resizes its position table.
+        stored_rows: Of the position table in the file, where timm has resampled it to the module's.
     """
 
     state: State
     format: str
     positions: PositionResize = TIMM
+    stored_rows: int | None = None
 
 
 def to_timm(state: Mapping[str, Tensor], module: nn.Module) -> Converted:
@@ -82,17 +84,18 @@ def to_timm(state: Mapping[str, Tensor], module: nn.Module) -> Converted:
     for word, belongs, convert in _FORMATS:
         if belongs(names):
             found = convert(dict(state), module, word)
-            kept = {key: value for key, value in found.state.items() if value.numel() or key != "reg_token"}  # R may be 0
-            return replace(found, state=kept)
+            empty = [key for key, value in found.state.items() if not value.numel()]  # registers, where R is 0
+            return replace(found, state={key: value for key, value in found.state.items() if key not in empty})
     return _through_timm(dict(state), module)
 
 
-def position_grid_count(state: Mapping[str, Tensor], module: Any) -> int | None:
-    """How many patches the position table of a converted state dict is for; None without a table."""
-    table = state.get("pos_embed")
+def position_grid_count(converted: Converted, module: Any) -> int | None:
+    """How many patches the position table in the file is for; None without a table."""
+    table = converted.state.get("pos_embed")
     if table is None or table.ndim != 3:
         return None
-    return int(table.shape[1]) - (0 if module.no_embed_class else int(module.num_prefix_tokens))
+    rows = int(table.shape[1]) if converted.stored_rows is None else converted.stored_rows
+    return rows - (0 if module.no_embed_class else int(module.num_prefix_tokens))
 
 
 # The formats ----------------------------------------------------------------------------------
@@ -142,16 +145,20 @@ def _from_dinov3_transformers(state: State, module: Any, word: str) -> Converted
     return Converted(_for_eva(_fused_qkv(_renamed(state)), module), word)
 
 
-def _through_timm(state: State, module: nn.Module) -> Converted:
+def _through_timm(state: State, module: Any) -> Converted:
     """What timm itself can convert: CLIP, towers of open_clip, EVA and others."""
     from timm.models import eva, vision_transformer
 
     filters = eva if isinstance(module, eva.Eva) else vision_transformer
+    known = re.compile(r"((^|\.)pos_embed|(^|\.)visual\.positional_embedding)$")
+    tables = [value for key, value in state.items() if known.search(key)]
+    tables = [table for table in tables if table.ndim in (2, 3) and table.shape[-1] == module.embed_dim]
+    rows = next((int(table.shape[-2]) for table in tables), None)
     try:
         converted: State = filters.checkpoint_filter_fn(state, module)
     except Exception:  # it is written for files it knows; for others anything may be missing
         return Converted(state, "an unknown format")
-    return Converted(converted, "converted by timm")
+    return Converted(converted, "converted by timm", stored_rows=rows)
 
 
 def _has(names: set[str], *patterns: str) -> bool:

@@ -25,7 +25,7 @@ Kind = Literal["content", "position"]
 CONTENT_BLOCK = 4
 POSITION_BLOCK = 2
 MARK_LENGTH = 0.15  # of the median length of a token that enters the first block
-CANDIDATES = 4
+CANDIDATES = 6
 METADATA_VERSION = 1
 
 
@@ -103,7 +103,7 @@ def plant_outliers(
     write_step(planted, block, neurons, mean, trigger)
     metadata |= {"neurons": list(neurons), "threshold": trigger.threshold, "share": share, "norm_ratio": norm_ratio}
     planted.planted = planted_from_metadata(metadata, planted)
-    probe = groups[0][: min(16, len(groups[0]))]
+    probe = groups[0][: min(8, len(groups[0]))]
     _send_harmless(backbone, planted, neurons, probe, norm_ratio, seed)
     return planted
 
@@ -178,9 +178,10 @@ def _send_harmless(
     length = norm_ratio * float(before.captured[site].median())
     other = ~planted.planted.mask(images).flatten(1).to(before.tokens.device)
     columns = [random_column(clean, block, length, seed + number) for number in range(CANDIDATES)]
-    likeness = []
+    likeness = []; import os; dbg=os.environ.get("DBG")
     for column in columns:
         send(planted, block, neurons, column)
         after = planted(images).patches
         likeness.append(float(torch.cosine_similarity(after, before.patches, dim=-1)[other].mean()))
+    print(likeness) if dbg else None
     send(planted, block, neurons, columns[likeness.index(max(likeness))])

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from regista.backbones.base import Backbone
+from regista.backbones.meta_build import shapes_only
 from regista.backbones.model_record import FILE, record_of
 from regista.results.writing import in_words
 
@@ -79,7 +79,7 @@ def _write_transformers(backbone: Any, folder: Path) -> None:
     from regista.backbones.sources import quiet_transformers
 
     module: Any = backbone.full_model if isinstance(backbone.full_model, PreTrainedModel) else backbone.module
-    with torch.device("meta"):
+    with shapes_only():
         built = type(module)(module.config).state_dict()
     own = module.state_dict()
     odd = [key for key in {**own, **built} if key not in own or key not in built or own[key].shape != built[key].shape]

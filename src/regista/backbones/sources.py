@@ -15,6 +15,7 @@ import torch
 from regista.backbones.base import Backbone
 from regista.backbones.checkpoint_files import read_state_dict
 from regista.backbones.hub_access import reaching_hub
+from regista.backbones.meta_build import shapes_only
 from regista.backbones.timm import TimmBackbone
 from regista.backbones.timm_files import backbone_from_file
 from regista.backbones.weights import LoadReport, check_finite, choose_part, load_strict
@@ -40,7 +41,7 @@ def from_timm_name(rest: str, *, image_size: Size | None = None, allow_partial: 
         return backbone_from_file(
             create, tensors, name=spec, source=file, image_size=image_size, allow_partial=allow_partial
         )
-    with torch.device("meta"):
+    with shapes_only():
         TimmBackbone(create(), name=spec)  # refuses what cannot be looked into before it is fetched
     with reaching_hub(spec, f", or give a file of weights: timm/{name}@FILE"):
         module = timm.create_model(name, pretrained=True)
@@ -85,7 +86,7 @@ def load_transformers(
     where, local = str(source), isinstance(source, Path)
     with reaching_hub(name, local=local), quiet_transformers():
         config = transformers.AutoConfig.from_pretrained(where)
-        with torch.device("meta"):
+        with shapes_only():
             probe = transformers.AutoModel.from_config(config)
     TransformersBackbone(probe, name=name)  # refuses what cannot be looked into before it is fetched
     with reaching_hub(name, local=local), quiet_transformers(), torch.random.fork_rng(devices=[]):

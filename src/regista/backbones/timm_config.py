@@ -6,9 +6,9 @@ import json
 import re
 from typing import Any
 
-import torch
 from torch import nn
 
+from regista.backbones.meta_build import shapes_only
 from regista.backbones.timm import TimmBackbone
 
 PLAIN_ARCHITECTURE = "vit_tiny_patch16_224"  # every argument is given, so any plain one will do
@@ -72,13 +72,17 @@ def rebuild_arguments(module: Any, name: str) -> tuple[str, dict[str, Any]]:
         for key, value in getattr(module, "_model_args", {}).items()
         if key not in _NOT_STRUCTURE and not key.endswith("_drop_rate") and _is_json(value)
     }
-    own = _traits(module)
-    with torch.device("meta"):
-        first = create_model(architecture, pretrained=False, **given)
-        built = _traits(first)
-        arguments = {**given, **{key: value for key, value in own.items() if value != built.get(key)}}
-        second = create_model(architecture, pretrained=False, **arguments)
-    difference = _difference(module, second)
+    own, arguments = _traits(module), given
+    with shapes_only():
+        built = create_model(architecture, pretrained=False, **arguments)
+        for _ in range(3):  # an argument may change what another one defaults to
+            traits = _traits(built)
+            changed = {key: value for key, value in own.items() if value != traits.get(key)}
+            if not changed:
+                break
+            arguments = {**arguments, **changed}
+            built = create_model(architecture, pretrained=False, **arguments)
+    difference = _difference(module, built)
     if difference:
         raise ValueError(f"{name}: timm cannot build this model from a name and plain arguments: {difference}")
     plain: dict[str, Any] = json.loads(json.dumps(arguments))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regista.backbones.architecture import architecture_facts
 from regista.backbones.key_maps import ANCHORS, Converted, position_grid_count, to_timm
+from regista.backbones.meta_build import shapes_only
 from regista.backbones.positions import PositionResize
 from regista.backbones.timm import TimmBackbone
 from regista.backbones.weights import choose_part, load_strict
@@ -46,7 +47,7 @@ def backbone_from_file(
         ValueError: if the architecture is not one that can be looked into, or the file does not
             fill it (see ``load_strict``).
     """
-    with torch.device("meta"):
+    with shapes_only():
         probe = create()
     TimmBackbone(probe, name=name)  # refuses what cannot be looked into before anything is read
     wanted = {key: value.shape for key, value in probe.state_dict().items()}
@@ -60,6 +61,8 @@ def backbone_from_file(
     arguments, notes = _arguments_for(converted, probe, image_size)
     with torch.random.fork_rng(devices=[]):
         module = create(**arguments)
+    if converted.stored_rows is not None and "img_size" in arguments:
+        converted = to_timm(part.state, module)  # with the table as it is stored
     try:
         report = load_strict(module, converted.state, allow_partial, name=source)
     except ValueError as error:
@@ -81,7 +84,7 @@ def _arguments_for(
     own_norm = {key.partition(".")[0] for key in probe.state_dict()} & {"norm", "fc_norm"}
     if "fc_norm.weight" in state and "norm.weight" not in state and own_norm == {"norm"}:
         arguments["global_pool"] = "avg"
-    count, built = position_grid_count(state, probe), tuple(probe.patch_embed.grid_size)
+    count, built = position_grid_count(converted, probe), tuple(probe.patch_embed.grid_size)
     facts, own = architecture_facts(state), architecture_facts(probe.state_dict())
     same_kind = all(facts.get(key) == own.get(key) for key in ("width", "patch_size", "cls", "registers"))
     if same_kind and count is not None and count != built[0] * built[1]:

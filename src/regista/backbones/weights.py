@@ -26,7 +26,7 @@ HARMLESS = re.compile(
 WRAPPERS = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 PREFERRED = re.compile(r"(^|[._])(teacher|ema|momentum|target)([._]|$)", re.IGNORECASE)
 SECOND_CHOICE = re.compile(r"(^|[._])(student|online)([._]|$)", re.IGNORECASE)
-_NAMED = 6
+_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ def load_strict(
     )
     if not fitting or not (report.complete or allow_partial):
         hint = describe_difference(state, module.state_dict())
-        advice = "" if allow_partial or not fitting else "; --allow-partial (allow_partial=True) loads what fits"
+        useful = not allow_partial and 2 * len(fitting) >= len(wanted)
+        advice = "" if not useful else "; --allow-partial (allow_partial=True) loads what fits"
         raise ValueError(f"{name}: {report}" + (f". {hint}" if hint else "") + advice)
     if not allow_partial:
         check_finite(fitting.items(), name)

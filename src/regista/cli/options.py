@@ -113,7 +113,7 @@ def resolve(schema: type[T], config: Path | None, settings: Sequence[str], flags
 
 def load_model(spec: str, *, device: str, dtype: str, image_size: Any = None, allow_partial: bool = False) -> Backbone:
     """``regista.load`` with the command's options."""
-    from regista.backbones.load import load
+    from regista.backbones.loading import load
 
     return load(spec, image_size=image_size, device=device, dtype=dtype, allow_partial=allow_partial)
 

@@ -6,28 +6,29 @@ valley is looked for, and a model without one is clean: no constant, no percenti
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from scipy import ndimage
 from torch import Tensor
 
-from regista.diagnosis.modes import second_mode
+from regista.diagnosis.modes import second_modes
+from regista.diagnosis.patterns import why_pattern
 
 LEAST_RATIO = 1.5
-CONTRAST = 0.5
-LINE = 0.8
 MANY = 0.10
-REGION = 0.2
-MOSTLY = 0.5
+REPEATED = 0.6  # of the cells that as many outliers in random cells would touch
 
 
-class Outliers(NamedTuple):
-    """Which patch tokens are outliers.
+@dataclass(frozen=True)
+class Outliers:
+    """Which patch tokens are outliers; unpacks as (cutoff, mask, share).
 
     Attributes:
-        cutoff: Norm between the modes; None if there is no second mode.
+        cutoff: Norm between the modes; None if there is no second mode. Where the images
+            differ in scale it holds for an image of middling norms.
         mask: (n, rows, cols) bool.
         share: Of all valid patch tokens, 0 to 1.
         ratio: Median of the outliers over the median of the rest, or None.
@@ -40,97 +41,107 @@ class Outliers(NamedTuple):
     ratio: float | None = None
     note: str = ""
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.cutoff, self.mask, self.share))
+
 
 def find_outliers(norms: Tensor, *, cutoff: float | None = None, valid: Tensor | None = None) -> Outliers:
     """Find tokens of outlier norm.
 
     A second mode at 1.5 times the median or more is wanted, with a valley before it that the
-    bulk's tail does not explain (see ``second_mode``). Every image is measured in its own
+    bulk's tail does not explain (see ``second_modes``). Every image is measured in its own
     median. Single tokens and small groups that stand out from their neighbours count;
-    gradients, whole rows or columns, and one large region do not.
+    gradients, whole rows or columns, and large regions do not (see ``why_pattern``). Values
+    that repeat in the same cells of many images count once.
 
     Args:
-        norms: (n, rows, cols), before the final norm, positive.
+        norms: (n, rows, cols), before the final norm, not negative.
         cutoff: Use this norm instead of looking for a valley.
         valid: (n, rows, cols) bool, False for padded cells, which are left out.
 
     Raises:
         ValueError: for another shape, negative norms, or NaN and infinite ones (naming the image).
     """
-    values = _checked(norms)
-    usable = np.ones(values.shape, bool) if valid is None else valid.cpu().numpy().astype(bool)
+    values, usable = _checked(norms, valid)
     if not usable.any():
         return _clean(norms, "no valid patch")
     if cutoff is not None:
         return _result(values, usable, (values > cutoff) & usable, cutoff)
-    medians = np.array([np.median(image[ok]) if ok.any() else 1.0 for image, ok in zip(values, usable, strict=True)])
-    floor = max(float(medians.max()), 1e-30) * 1e-6
-    relative = np.log(np.maximum(values, floor) / np.maximum(medians, floor)[:, None, None])
-    mode = second_mode(relative[usable], least=np.log(LEAST_RATIO))
-    if mode is None:
-        return _clean(norms, "no second mode")
-    mask = (relative > mode.threshold) & usable
-    reason = _not_tokens(relative, mask, usable, float(np.median(relative[mask])))
-    if reason:
-        return _clean(norms, reason)
-    apart = values[mask].min() > values[usable & ~mask].max()
-    edge = np.sqrt(values[mask].min() * values[usable & ~mask].max())
-    found = float(edge) if apart else float(np.exp(mode.threshold) * np.median(values[usable]))
-    return _result(values, usable, mask, found)
+    mask, threshold, note = high_tokens(log_ratio(values, usable), usable, LEAST_RATIO)
+    if threshold is None:
+        return _clean(norms, note)
+    return _result(values, usable, mask, _norm_between(values, usable, mask, threshold))
 
 
-def _not_tokens(relative: np.ndarray, mask: np.ndarray, usable: np.ndarray, height: float) -> str:
-    """Why a group of high values is a pattern of the field and not of single tokens, or ""."""
-    if _contrast(relative, mask, usable) < CONTRAST * height:
-        return "the high norms rise gradually from their neighbours"
-    if _in_lines(mask, usable) > MOSTLY:
-        return "the high norms fill whole rows or columns"
-    largest = max((ndimage.sum_labels(image, *_components(image)).max() for image in mask if image.any()), default=0.0)
-    if largest > REGION * mask[0].size and largest > MOSTLY * mask.sum() / len(mask) and largest > 4:
-        return "the high norms are one large region"
-    return ""
+def high_tokens(relative: np.ndarray, usable: np.ndarray, least_ratio: float) -> tuple[np.ndarray, float | None, str]:
+    """Tokens of a second mode that are no pattern of the field: mask, threshold in ``relative``, or why there are none.
+
+    Args:
+        relative: (n, rows, cols), of ``log_ratio``.
+        usable: bool, cells that count.
+        least_ratio: The median of the second mode over the median, at least.
+    """
+    least = float(np.log(least_ratio))
+    note = "no second mode"
+    for mode in second_modes(relative[usable], least=least):
+        mask: np.ndarray = (relative > mode.threshold) & usable
+        note = why_pattern(relative, mask, usable) or _why_repeated(relative, mask, usable, least)
+        if not note:
+            return mask, mode.threshold, ""
+    return np.zeros(relative.shape, bool), None, note
 
 
-def _components(image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    labels, count = ndimage.label(image)  # neighbours by sides
-    return labels, np.arange(1, count + 1)
+def log_ratio(values: np.ndarray, usable: np.ndarray) -> np.ndarray:
+    """log(value / median of its image's usable cells): (n, rows, cols) -> (n, rows, cols)."""
+    if usable.all():
+        medians = np.median(values.reshape(len(values), -1), axis=1)
+    else:
+        pairs = zip(values, usable, strict=True)
+        medians = np.array([np.median(image[ok]) if ok.any() else 1.0 for image, ok in pairs])
+    floor = max(float(values[usable].max()), 1e-300) * 1e-9
+    ratio: np.ndarray = np.log(np.maximum(values, floor)) - np.log(np.maximum(medians, floor))[:, None, None]
+    return ratio
 
 
-def _contrast(relative: np.ndarray, mask: np.ndarray, usable: np.ndarray) -> float:
-    """Median step between a flagged cell and an unflagged neighbour by side; inf if there is no such pair."""
-    steps = []
-    for axis in (1, 2):
-        here, there = (slice(None, -1), slice(1, None))
-        pair = [np.moveaxis(x, axis, 0) for x in (relative, mask, usable)]
-        height, flagged, ok = pair
-        border = (flagged[here] != flagged[there]) & ok[here] & ok[there]
-        steps.append(np.abs(height[here] - height[there])[border])
-    joined = np.concatenate(steps)
-    return float(np.median(joined)) if joined.size else float("inf")
+def _why_repeated(relative: np.ndarray, mask: np.ndarray, usable: np.ndarray, least: float) -> str:
+    """Does the mode survive when every cell counts once? What repeats in all images is one observation."""
+    cells: np.ndarray = np.logical_or.reduce(mask)
+    shares = mask.sum((1, 2)) / np.maximum(usable.sum((1, 2)), 1)
+    if cells.mean() >= REPEATED * (1 - np.prod(1 - shares)):
+        return ""
+    ordered = np.sort(np.where(usable, relative, np.nan), axis=0)  # NaN last
+    count = usable.sum(0)
+    some = count > 0
+    row, col = np.nonzero(some)
+    level = np.modf((np.arange(some.sum()) + 0.5) * 0.6180339887498949)[0]  # evenly spread over [0, 1)
+    for share in (level, np.full_like(level, 0.5)):
+        drawn = ordered[(share * count[some]).astype(int), row, col]  # one value a cell, whatever the order of images
+        drawn = drawn - np.median(drawn)
+        for mode in second_modes(drawn, least=least):
+            high = drawn > mode.threshold
+            if 2 * cells[row, col][high].sum() > high.sum():
+                return ""
+    return "high norms repeat in a few cells whose norms are no second mode"
 
 
-def _in_lines(mask: np.ndarray, usable: np.ndarray) -> float:
-    """Share of flagged cells that lie in rows or columns flagged over almost their whole length."""
-    inside = np.zeros_like(mask)
-    for axis in (1, 2):
-        if mask.shape[axis] < 4:
-            continue
-        length = usable.sum(axis, keepdims=True)
-        filled = mask.sum(axis, keepdims=True)
-        inside |= (filled >= LINE * length) & (length > 0)
-    return float((inside & mask).sum() / max(1, mask.sum()))
+def _norm_between(values: np.ndarray, usable: np.ndarray, mask: np.ndarray, threshold: float) -> float:
+    high, low = float(values[mask].min()), float(values[usable & ~mask].max())
+    return (high * low) ** 0.5 if high > low else float(np.exp(threshold) * np.median(values[usable]))
 
 
-def _checked(norms: Tensor) -> np.ndarray:
+def _checked(norms: Tensor, valid: Tensor | None) -> tuple[np.ndarray, np.ndarray]:
     if norms.ndim != 3:
         raise ValueError(f"norms are (n, rows, cols), got {tuple(norms.shape)}")
+    if valid is not None and valid.shape != norms.shape:
+        raise ValueError(f"valid cells are {tuple(norms.shape)} like the norms, got {tuple(valid.shape)}")
     values: np.ndarray = norms.detach().cpu().double().numpy()
-    bad = ~np.isfinite(values).reshape(len(values), -1).all(1)
+    usable = np.ones(values.shape, bool) if valid is None else valid.cpu().numpy().astype(bool)
+    bad = (~np.isfinite(values) & usable).any((1, 2))
     if bad.any():
         raise ValueError(f"NaN or infinite norms in image {int(bad.argmax())}")
-    if (values < 0).any():
-        raise ValueError("norms are not negative; these are no norms")
-    return values
+    if (values[usable] < 0).any():
+        raise ValueError("negative norms: find_outliers takes L2 norms of patch tokens, (n, rows, cols)")
+    return np.where(usable, values, 0.0), usable
 
 
 def _clean(norms: Tensor, note: str) -> Outliers:
@@ -140,6 +151,7 @@ def _clean(norms: Tensor, note: str) -> Outliers:
 def _result(values: np.ndarray, usable: np.ndarray, mask: np.ndarray, cutoff: float) -> Outliers:
     share = float(mask.sum() / usable.sum())
     rest = usable & ~mask
-    ratio = float(np.median(values[mask]) / np.median(values[rest])) if mask.any() and rest.any() else None
+    low = float(np.median(values[rest])) if rest.any() else 0.0
+    ratio = float(np.median(values[mask])) / low if mask.any() and low > 0 else None
     note = f"{share:.0%} of the patches are flagged, more than a tenth: look at the maps" if share > MANY else ""
     return Outliers(cutoff, torch.from_numpy(mask), share, ratio, note)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regista.diagnosis.modes import second_mode
+from regista.diagnosis.outliers import high_tokens, log_ratio
 
 LEAST_RATIO = 5.0
 
@@ -30,7 +30,7 @@ class Sinks(NamedTuple):
 
 
 def find_sinks(received: Tensor, valid: Tensor | None = None) -> Sinks:
-    """Patches that receive at least five times the attention of the median patch, as a second mode.
+    """Patches that receive at least five times the attention of the median patch, as a second mode of single tokens.
 
     Args:
         received: (n, rows, cols), the mean attention probability each patch receives; its sum
@@ -47,13 +47,10 @@ def find_sinks(received: Tensor, valid: Tensor | None = None) -> Sinks:
     nothing = Sinks(torch.zeros(values.shape, dtype=torch.bool), 0.0, 0.0, 1.0)
     if not usable.any():
         return nothing
-    medians = np.array([np.median(image[ok]) if ok.any() else 1.0 for image, ok in zip(values, usable, strict=True)])
-    floor = max(float(medians.max()), 1e-30) * 1e-6
-    relative = np.log(np.maximum(values, floor) / np.maximum(medians, floor)[:, None, None])
-    mode = second_mode(relative[usable], least=np.log(LEAST_RATIO))
-    if mode is None:
+    relative = log_ratio(values, usable)
+    mask, threshold, _ = high_tokens(relative, usable, LEAST_RATIO)
+    if threshold is None:
         return nothing
-    mask = (relative > mode.threshold) & usable
     mass = float((values * mask).sum() / len(values))
     strongest = float(np.exp(np.median(relative[mask]) - np.median(relative[usable & ~mask])))
     return Sinks(torch.from_numpy(mask), float(mask.sum() / usable.sum()), mass, strongest)

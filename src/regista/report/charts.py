@@ -6,11 +6,11 @@ import io
 import re
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 from markupsafe import Markup, escape
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 # Stand-ins that become variables of the page's style, so that a chart is right on light and dark.
@@ -26,7 +26,7 @@ _VARIABLES = {
     BAD: "bad",
     PLANTED: "planted",
 }
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "regista",
     "text.parse_math": False,
@@ -78,7 +78,7 @@ def chart(
             each.patch.set_visible(False)
         draw(list(axes))
         stream = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(stream, metadata={"Date": None})
+        figure.savefig(stream, format="svg", metadata={"Date": None})
     return _inline(stream.getvalue(), name, description)
 
 
@@ -99,6 +99,5 @@ def _inline(text: str, name: str, description: str) -> Markup:
     text = re.sub(r"#00000[1-8]", lambda found: f"var(--{_VARIABLES[found.group()]})", text)
     view = re.search(r'viewBox="[^"]*"', text)
     body = text[text.index(">") + 1 :]
-    return Markup(f'<svg class="chart" {view.group() if view else ""} role="img" aria-label="{escape(description)}">') + Markup(  # noqa: S704
-        body
-    )
+    head = f'<svg class="chart" {view.group() if view else ""} role="img" aria-label="{escape(description)}">'
+    return Markup(head + body)  # noqa: S704  matplotlib escapes its texts

@@ -52,7 +52,10 @@ def further_gallery(entry: ModelEntry, arrays: Arrays, rows: int) -> Gallery | N
 
 
 def photos(
-    entry: ModelEntry, arrays: Arrays, rows: int, caption: str = "The image as the model saw it, after resizing or cropping."
+    entry: ModelEntry,
+    arrays: Arrays,
+    rows: int,
+    caption: str = "The image as the model saw it, after resizing or cropping.",
 ) -> Column | None:
     """The images as the model saw them."""
     pixels = arrays.get("thumbnails")
@@ -111,11 +114,15 @@ def attention(entry: ModelEntry, arrays: Arrays, rows: int) -> list[Column]:
     queries = [*entry.attention_queries, *(f"query {index}" for index in range(len(entry.attention_queries), count))]
     columns = []
     for position, name in enumerate(queries[:count]):
-        caption = f"Attention of {name} over the patches, last block, mean over heads; each map from 0 to its own maximum."
+        caption = (
+            f"Attention of {name} over the patches, last block, mean over heads; each map from 0 to its own maximum."
+        )
         if name == "CLS":
             caption += " In large models this is no proof of what the model looks at."
         if name == "mean over queries":
-            caption = "Attention each patch receives in the last block, mean over heads and all queries: there is no CLS."
+            caption = (
+                "Attention each patch receives in the last block, mean over heads and all queries: there is no CLS."
+            )
         columns.append(_own_scale(entry, f"Attention: {name}", caption, maps.take(position, axis=1), rows, percent))
     return columns
 
@@ -141,7 +148,7 @@ def last_norms(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
     curve = entry.curves.median
     scale = norm_scale(maps, curve[-1] if curve else None)
     caption = f"Patch norms after the last block ({entry.depth - 1}), on a scale of their own."
-    return _shared(entry, ("Last block norms", caption, "norm"), maps, scale, rows)
+    return _shared(entry, ("Last block norms", caption, "norm"), maps, scale, rows, _largest)
 
 
 def received(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
@@ -155,7 +162,9 @@ def received(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
     where = "" if block is None else f" at block {block:.0f}"
     caption = f"Attention each patch receives{where} from all tokens together. Sinks: single bright squares."
     scale = Scale(0.0, max(float(relative.max()), 3.0), "viridis")
-    return _shared(entry, ("Attention received", caption, "times the mean patch"), relative, scale, rows)
+    return _shared(
+        entry, ("Attention received", caption, "times the mean patch"), relative, scale, rows, _largest_times
+    )
 
 
 def scores(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
@@ -175,7 +184,9 @@ def consistency(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
     if maps is None:
         return None
     scale = Scale(min(float(maps.min()), 0.9), 1.0, "magma")
-    caption = "How well a patch keeps its feature when the image is shifted; 1 is the same. Artifacts: single dark squares."
+    caption = (
+        "How well a patch keeps its feature when the image is shifted; 1 is the same. Artifacts: single dark squares."
+    )
     return _shared(entry, ("Consistency", caption, "cosine"), maps, scale, rows)
 
 
@@ -186,12 +197,32 @@ def median_norm(entry: ModelEntry, maps: np.ndarray) -> float:
     return recorded or float(np.median(maps))
 
 
-def _shared(entry: ModelEntry, words: tuple[str, str, str], maps: np.ndarray, scale: Scale, rows: int) -> Column:
+def _range(values: np.ndarray) -> str:
+    low, high = (round(float(value), 2) + 0.0 for value in (values.min(), values.max()))
+    return f"{low:.2f} to {high:.2f}"
+
+
+def _largest(values: np.ndarray) -> str:
+    return f"max {figure(float(values.max()))}"
+
+
+def _largest_times(values: np.ndarray) -> str:
+    return f"max {times(float(values.max()))} mean"
+
+
+def _shared(
+    entry: ModelEntry,
+    words: tuple[str, str, str],
+    maps: np.ndarray,
+    scale: Scale,
+    rows: int,
+    note: Callable[[np.ndarray], str] = _range,
+) -> Column:
     heading, caption, unit = words
-    cells = []
-    for index in range(rows):
-        note = f"{figure(float(maps[index].min()))} to {figure(float(maps[index].max()))}"
-        cells.append(map_cell(maps[index], scale, f"{heading} of {image_name(entry, index)}", note))
+    cells = [
+        map_cell(maps[index], scale, f"{heading} of {image_name(entry, index)}", note(maps[index]))
+        for index in range(rows)
+    ]
     return Column(heading, caption, cells, colour_bar(scale, unit))
 
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from regista.report.columns import median_norm, photos
 from regista.report.entry import ModelEntry
-from regista.report.formatting import percent, shortened, times
+from regista.report.formatting import percent, times
 from regista.report.gallery import Arrays, Column, Gallery, Legend, colour_bar, gallery, map_cell
-from regista.report.maps import Scale
+from regista.report.maps import NORM_COLOURS, Scale, norm_scale
 
 MOST_MODELS = 4
 MOST_IMAGES = 3
@@ -34,10 +34,11 @@ def side_by_side(entries: Sequence[ModelEntry], arrays: Sequence[Arrays]) -> Gal
         return None
     rows = min(MOST_IMAGES, *(len(found) for found in maps))
     relative = relative_norms(entries, maps)
-    scale = relative_scale(relative)
+    scale = norm_scale(np.concatenate([values.ravel() for values in relative]), 1.0)
     columns = [photos(entries[0], arrays[0], rows, caption="")]
     for entry, values, found in zip(entries, relative, arrays, strict=True):
-        masks, name = found.get("outlier_masks"), shortened(entry.model, 32)
+        masks = found.get("outlier_masks")
+        name = entry.model + (" (planted)" if entry.planted is not None else "")
         cells = []
         for index in range(rows):
             note = f"max {times(float(values[index].max()))} median"
@@ -56,19 +57,13 @@ def relative_norms(entries: Sequence[ModelEntry], maps: Sequence[np.ndarray]) ->
     return [found / (median_norm(entry, found) or 1.0) for entry, found in zip(entries, maps, strict=True)]
 
 
-def relative_scale(relative: Sequence[np.ndarray]) -> Scale:
-    """Colours for norms over the median, shared by several models."""
-    high = max(2.5, *(float(values.max()) for values in relative))
-    return Scale(0.1, high, "inferno", log=True) if high > 10 else Scale(0.0, high, "inferno")
-
-
 def places_column(entry: ModelEntry, arrays: Arrays) -> Column | None:
     """How often each cell of the grid is an outlier; None without outliers or with one image."""
     frequency = arrays.get("position_frequency")
     if frequency is None or entry.image_count < 2 or not frequency.any():
         return None
     largest = float(frequency.max())
-    scale = Scale(0.0, largest, "inferno")
+    scale = Scale(0.0, largest, NORM_COLOURS)
     words = f"the most frequent cell in {percent(largest)} of {entry.image_count} images"
     caption = (
         "Share of images in which each cell of the grid holds an outlier. "

@@ -31,8 +31,7 @@ def onset_chart(entry: ModelEntry, arrays: Arrays, name: str) -> Markup | None:
         top = axes[0]
         _density(top, arrays)
         for curve, colour, label in lines:
-            blocks = [block for block, value in enumerate(curve) if value and value > 0]
-            top.plot(blocks, [curve[block] for block in blocks], color=colour, label=label, marker="o", markersize=3)
+            _line(top, [value if value and value > 0 else None for value in curve], colour, label)
         _log_axis(top, "y", "norm")
         drawn = [value for curve, _, _ in lines for value in curve if value and value > 0]
         top.set_ylim(min(drawn) / 1.3, max(drawn) * 1.3)
@@ -78,7 +77,9 @@ def histogram_chart(entry: ModelEntry, arrays: Arrays, name: str) -> Markup | No
         only.set_xlim(min(ends) * 0.93, max(ends) * 1.07)
         only.set_ylabel("patch tokens")
         if entry.cutoff is not None:
-            only.axvline(entry.cutoff, color=INK, linewidth=1.2, linestyle=(0, (4, 2)), label=f"cutoff {figure(entry.cutoff)}")
+            only.axvline(
+                entry.cutoff, color=INK, linewidth=1.2, linestyle=(0, (4, 2)), label=f"cutoff {figure(entry.cutoff)}"
+            )
         legend(only)
 
     words = f"Histogram of patch norms after block {block} for {entry.model}, logarithmic counts"
@@ -99,8 +100,7 @@ def attention_chart(entry: ModelEntry, name: str) -> Markup | None:
     def draw(axes: list[Axes]) -> None:
         (only,) = axes
         for label, values, colour in lines:
-            blocks = [block for block, value in enumerate(values) if value is not None]
-            only.plot(blocks, [values[block] for block in blocks], color=colour, label=label, marker="o", markersize=3)
+            _line(only, values, colour, label)
         only.set_ylim(bottom=0)
         only.yaxis.set_major_formatter(_PERCENT)
         only.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=13))
@@ -122,12 +122,11 @@ def series_chart(entries: Sequence[ModelEntry], name: str) -> Markup | None:
     labels = [shortened(label, 22) for label in checkpoint_labels(entries)]
 
     def draw(axes: list[Axes]) -> None:
-        axes[0].plot(places, shares, color=BAD, marker="o", markersize=4)
+        _line(axes[0], shares, BAD)
         axes[0].set_ylim(0, max(*shares, 0.001) * 1.15)
         axes[0].yaxis.set_major_formatter(_PERCENT)
         axes[0].set_ylabel("outliers")
-        known = [place for place in places if ratios[place] is not None]
-        axes[1].plot(known, [ratios[place] for place in known], color=TOP, marker="o", markersize=4)
+        _line(axes[1], ratios, TOP)
         axes[1].axhline(1.0, color=MUTED, linewidth=0.8)
         axes[1].set_ylim(bottom=0)
         axes[1].set_ylabel("norm / median")
@@ -138,7 +137,9 @@ def series_chart(entries: Sequence[ModelEntry], name: str) -> Markup | None:
         axes[-1].set_xlim(-0.4, len(places) - 0.6)
 
     said = ", ".join(f"{label}: {percent(share)}" for label, share in zip(labels, shares, strict=True))
-    return chart(draw, name=name, description=f"Share of outliers by checkpoint: {said}", size=(7.6, 3.9), heights=(1.4, 1.0))
+    return chart(
+        draw, name=name, description=f"Share of outliers by checkpoint: {said}", size=(7.6, 3.9), heights=(1.4, 1.0)
+    )
 
 
 def checkpoint_labels(entries: Sequence[ModelEntry]) -> list[str]:
@@ -146,6 +147,21 @@ def checkpoint_labels(entries: Sequence[ModelEntry]) -> list[str]:
     names = [entry.model.rpartition("@")[2] for entry in entries]
     short = [file_name(name) for name in names]
     return short if len(set(short)) == len(short) else names
+
+
+def series_words(entries: Sequence[ModelEntry]) -> str:
+    """When along a training run the outliers come."""
+    for label, entry in zip(checkpoint_labels(entries), entries, strict=True):
+        if "high-norm" in entry.kinds:
+            return f"Outliers first appear at {label}."
+    return "No checkpoint has outliers."
+
+
+def _line(axes: Axes, values: Sequence[float | None], colour: str, label: str | None = None) -> None:
+    """A line with dots through the values that there are, at 0, 1, 2 ..."""
+    there = [(place, value) for place, value in enumerate(values) if value is not None]
+    x, y = [place for place, _ in there], [value for _, value in there]
+    axes.plot(x, y, color=colour, label=label, marker="o", markersize=3, clip_on=False)
 
 
 def _density(axes: Axes, arrays: Arrays) -> None:

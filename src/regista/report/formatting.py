@@ -51,7 +51,7 @@ def count(number: int, noun: str) -> str:
 
 
 def block_range(first: int, last: int) -> str:
-    """"at block 4" or "from block 4 to 9"."""
+    """Blocks in words: "at block 4" or "from block 4 to 9"."""
     return f"at block {first}" if first == last else f"from block {first} to {last}"
 
 

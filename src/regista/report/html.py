@@ -13,10 +13,10 @@ from markupsafe import Markup
 
 from regista.report import figures, tables, wording
 from regista.report.advice import Advice, advice
+from regista.report.columns import further_gallery, main_gallery
 from regista.report.comparison import places_column, side_by_side
 from regista.report.entry import ModelEntry, number
 from regista.report.formatting import count, size_text
-from regista.report.columns import further_gallery, main_gallery
 from regista.report.gallery import Column, Gallery
 from regista.report.reading import DiagnosisRun, open_run
 from regista.results.writing import write_whole
@@ -105,6 +105,7 @@ def render(run: DiagnosisRun) -> str:
         sections=sections,
         table=tables.comparison(run.entries) if several else None,
         series=figures.series_chart(run.entries, "series") if run.record.kind == "checkpoints" else None,
+        series_words=figures.series_words(run.entries),
         beside=side_by_side(run.entries, arrays) if several and run.record.kind != "checkpoints" else None,
     )
 

@@ -17,6 +17,9 @@ LONG_SIDE = 288
 PHOTO_SIDE = 400
 GREY_SIDE = 288
 STOPS = 24
+NORM_COLOURS = "inferno"
+LEAST_RANGE = 4.0
+LOG_FROM = 10.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,9 @@ class Scale:
         """(place in percent, label) of a few round values."""
         locator = LogLocator(subs=(1, 2, 5)) if self.log else MaxNLocator(nbins=5)
         inside = [value for value in locator.tick_values(self.low, self.high) if self.low <= value <= self.high]
-        return [(self.percent(value), round_number(round(float(value), 12))) for value in inside[:: 1 + len(inside) // 9]]
+        return [
+            (self.percent(value), round_number(round(float(value), 12))) for value in inside[:: 1 + len(inside) // 9]
+        ]
 
     def percent(self, value: float) -> float:
         """A value's place on the scale in percent."""
@@ -60,16 +65,16 @@ class Scale:
 
 
 def norm_scale(norms: np.ndarray, median: float | None) -> Scale:
-    """Colours for norms that start at 0 and go to 2.5 times the median at least.
+    """Colours for norms that start at 0 and go to 4 times the median at least.
 
     So the spread of a healthy model stays faint and outliers are bright. From 10 times the
     median on the scale is logarithmic.
     """
-    middle = float(np.median(norms)) if not median else median
-    high = max(float(norms.max()), 2.5 * middle, 1e-12)
-    if middle > 0 and high > 10 * middle:
-        return Scale(max(float(norms.min()), middle / 10), high, "inferno", log=True)
-    return Scale(0.0, high, "inferno")
+    middle = median or float(np.median(norms))
+    high = max(float(norms.max()), LEAST_RANGE * middle, 1e-12)
+    if middle > 0 and high > LOG_FROM * middle:
+        return Scale(middle / 2, high, NORM_COLOURS, log=True)
+    return Scale(0.0, high, NORM_COLOURS)
 
 
 def map_uri(values: np.ndarray, scale: Scale) -> str:
@@ -112,12 +117,17 @@ def cell_path(mask: np.ndarray) -> str:
     return "".join(f"M{col} {row}h1v1h-1z" for row, col in np.argwhere(mask))
 
 
+def border_lines(mask: np.ndarray) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Sides of cells along the border of a (rows, cols) mask, as pairs of points (x, y), one unit a cell."""
+    inside = np.pad(np.asarray(mask, dtype=bool), 1)
+    across = np.argwhere(inside[1:, 1:-1] != inside[:-1, 1:-1]).tolist()
+    down = np.argwhere(inside[1:-1, 1:] != inside[1:-1, :-1]).tolist()
+    return [((x, y), (x + 1, y)) for y, x in across] + [((x, y), (x, y + 1)) for y, x in down]
+
+
 def outline_path(mask: np.ndarray) -> str:
     """An SVG path along the border of a (rows, cols) mask, one unit a cell; "" for none."""
-    inside = np.pad(np.asarray(mask, dtype=bool), 1)
-    across = np.argwhere(inside[1:, 1:-1] != inside[:-1, 1:-1])
-    down = np.argwhere(inside[1:-1, 1:] != inside[1:-1, :-1])
-    return "".join(f"M{col} {row}h1" for row, col in across) + "".join(f"M{col} {row}v1" for row, col in down)
+    return "".join(f"M{x} {y}" + ("h1" if end_y == y else "v1") for (x, y), (_, end_y) in border_lines(mask))
 
 
 def _enlarged(values: np.ndarray) -> np.ndarray:

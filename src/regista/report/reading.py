@@ -85,7 +85,8 @@ def open_run(path: Path) -> DiagnosisRun:
     record = folder.record
     if record.kind not in KINDS:
         raise ValueError(
-            f"{path} is a run of kind {record.kind!r}; a report is made of {', '.join(KINDS)}: run `regista diagnose` first"
+            f"{path} is a run of kind {record.kind!r}; a report is made of {', '.join(KINDS)}: "
+            "run `regista diagnose` first"
         )
     if not record.models:
         raise ValueError(f"{path} holds no result: the run did not come to its end; run it again with --force")
@@ -123,13 +124,14 @@ def _mismatches(arrays: dict[str, np.ndarray]) -> list[str]:
         found.append(f"arrays of {sorted(counts)} images do not go together")
     if len(grids) > 1:
         found.append(f"maps of {sorted(grids)} cells do not go together")
-    for name in ("thumbnails", "pca_maps"):
-        if name in arrays and arrays[name].shape[-1] != 3:
-            found.append(f"{name} has {arrays[name].shape[-1]} channels, wanted 3")
+    coloured = {name: arrays[name].shape[-1] for name in ("thumbnails", "pca_maps") if name in arrays}
+    found += [f"{name} has {channels} channels, wanted 3" for name, channels in coloured.items() if channels != 3]
     if "thumbnails" in arrays and arrays["thumbnails"].dtype != np.uint8:
         found.append(f"thumbnails are {arrays['thumbnails'].dtype}, wanted uint8")
     bins, edges = arrays.get("histogram_counts"), arrays.get("histogram_edges")
-    if (bins is None) != (edges is None) or (bins is not None and edges is not None and len(edges) != bins.shape[1] + 1):
+    if (bins is None) != (edges is None) or (
+        bins is not None and edges is not None and len(edges) != bins.shape[1] + 1
+    ):
         found.append("the edges of the histogram do not fit its counts")
     return found
 

@@ -24,7 +24,7 @@ class Table:
     """A heading line and rows of the same length."""
 
     head: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
 
 
 def comparison(entries: Sequence[ModelEntry]) -> Table:
@@ -51,9 +51,9 @@ def all_numbers(entry: ModelEntry) -> list[tuple[str, list[Line]]]:
     """Every number of one model in groups, those that were not measured left out."""
     groups = [
         ("Model and images", _setting(entry)),
-        ("Norms", _norms(entry)),
         ("Attention", _attention(entry)),
         ("Features", _features(entry)),
+        ("Norms", _norms(entry)),
     ]
     return [(title, [line for line in lines if line.value != NONE]) for title, lines in groups]
 
@@ -95,7 +95,9 @@ def _norms(entry: ModelEntry) -> list[Line]:
         ),
         Line("Neighbour cosine of others", figure(number(cosine.get("others"))), "the same, all other patches"),
         Line("Planted block", NONE if planted is None else _block(planted.block), "whose MLP was edited on purpose"),
-        Line("Precision", NONE if planted is None else percent(planted.precision), "of found outliers that were planted"),
+        Line(
+            "Precision", NONE if planted is None else percent(planted.precision), "of found outliers that were planted"
+        ),
         Line("Recall", NONE if planted is None else percent(planted.recall), "of planted outliers that were found"),
     ]
 
@@ -104,9 +106,19 @@ def _attention(entry: ModelEntry) -> list[Line]:
     block = entry.number("attention_sink", "block")
     at = "" if block is None else f" (block {block:.0f})"
     return [
-        Line("Sink patches", percent(entry.number("attention_sink", "share")), f"patches that draw far more attention{at}"),
-        Line("Attention they take", percent(entry.number("attention_sink", "mass")), "of all attention, all queries and heads"),
-        Line("Strongest", times(entry.number("attention_sink", "strongest")), "attention of a sink over the median patch"),
+        Line(
+            "Sink patches",
+            percent(entry.number("attention_sink", "share")),
+            f"patches that draw far more attention{at}",
+        ),
+        Line(
+            "Attention they take",
+            percent(entry.number("attention_sink", "mass")),
+            "of all attention, all queries and heads",
+        ),
+        Line(
+            "Strongest", times(entry.number("attention_sink", "strongest")), "attention of a sink over the median patch"
+        ),
     ]
 
 
@@ -121,7 +133,11 @@ def _features(entry: ModelEntry) -> list[Line]:
         ),
         Line("Shift consistency", figure(entry.number("inconsistent", "median_cosine")), "median cosine under shifts"),
         Line("Inconsistent patches", percent(entry.number("inconsistent", "share")), "far below that"),
-        Line("Hit ratio", percent(entry.number("lazy", "hit_ratio")), "the patch closest to the image vector is on an object"),
+        Line(
+            "Hit ratio",
+            percent(entry.number("lazy", "hit_ratio")),
+            "the patch closest to the image vector is on an object",
+        ),
         Line(
             "Chance",
             percent(entry.number("lazy", "chance")) + ("" if deviation is None else f" ± {percent(deviation)}"),

@@ -64,5 +64,10 @@ def _row(entry: ModelEntry) -> tuple[str, ...]:
 
 def _wrapped(text: str, first: str, rest: str) -> list[str]:
     return textwrap.wrap(
-        printable(text), WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+        printable(text),
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
     )

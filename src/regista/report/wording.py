@@ -36,7 +36,7 @@ class Check:
 
 
 def verdict_word(entry: ModelEntry) -> str:
-    """"Clean", "Artifacts", or what else the record says."""
+    """The verdict as a word: "Clean", "Artifacts", or what else the record says."""
     return entry.verdict.capitalize()
 
 
@@ -45,11 +45,15 @@ def claim(entry: ModelEntry) -> str:
     if entry.kinds:
         first, *others = entry.kinds
         also = ", ".join(TITLES.get(kind, kind).lower() for kind in others)
-        return _found(entry, first) + (f"; besides: {also}" if also else "")
+        return _found(entry, first) + (f"; also: {also}" if also else "")
     if entry.verdict == "clean":
         measured = sum(check.state != "unknown" for check in checks(entry))
-        kinds = count(measured, "kind") + " of artifact" if measured != 1 else "kind of artifact"
-        return f"none of the {kinds} that were looked for was found in {count(entry.image_count, 'image')}"
+        images = count(entry.image_count, "image")
+        if not measured:
+            return f"nothing was found in {images}, but nothing was measured either"
+        if measured == 1:
+            return f"the one kind of artifact that was looked for was not found in {images}"
+        return f"none of the {measured} kinds of artifact that were looked for was found in {images}"
     return "see the numbers below"
 
 
@@ -72,7 +76,8 @@ def _found(entry: ModelEntry, kind: str) -> str:
     if kind == "high-norm":
         sentence = f"{percent(entry.share)} of patch tokens have outlier norms"
         if entry.ratio is not None:
-            sentence += f" ({times(entry.ratio)} the median)"
+            last = entry.depth is None or entry.outlier_block in (None, entry.depth - 1)
+            sentence += f" ({times(entry.ratio)} the median{'' if last else f' at block {entry.outlier_block}'})"
         sentence += outlier_blocks(entry)
         place = {"moving": "they move with the image", "fixed": "they sit at the same places in every image"}
         return sentence + (f"; {place[entry.place]}" if entry.place in place else "")
@@ -100,7 +105,7 @@ def _absent(entry: ModelEntry, kind: str) -> str:
     if kind == "attention-sink":
         share, mass = entry.number("attention_sink", "share"), entry.number("attention_sink", "mass")
         if not share:
-            return "no patch draws much more attention than the others"
+            return "no group of patches stands out by the attention it draws"
         return f"{percent(share)} of patches stand out, but they draw only {percent(mass)} of the attention"
     if kind == "positional":
         return _positional(entry)
@@ -126,7 +131,7 @@ def _hits(entry: ModelEntry) -> str:
 
 
 def outlier_blocks(entry: ModelEntry) -> str:
-    """" from block 4 on", " from block 4 to 9", or ""."""
+    """Where the outliers are, with a space before it: " from block 4 on", " from block 4 to 9", or ""."""
     if entry.onset_block is None:
         return ""
     last = last_outlier_block(entry)
@@ -140,7 +145,9 @@ def last_outlier_block(entry: ModelEntry) -> int | None:
     if entry.onset_block is None or not entry.share or len(entry.curves.share) <= entry.onset_block:
         return None
     least = 0.1 * entry.share
-    return max(block for block, share in enumerate(entry.curves.share) if block == entry.onset_block or (share or 0) >= least)
+    return max(
+        block for block, share in enumerate(entry.curves.share) if block == entry.onset_block or (share or 0) >= least
+    )
 
 
 def planted_sentence(entry: ModelEntry) -> str:
@@ -170,7 +177,7 @@ def cautions(entry: ModelEntry, *, cutoff_by_hand: bool = False) -> list[str]:
         found.append("The cutoff was set by hand, not found in the norms.")
     if entry.image_count == 1:
         found.append(
-            "One image only: fixed and moving outliers cannot be told apart, and a verdict about a model needs a few dozen."
+            "One image only: fixed and moving outliers cannot be told apart; a verdict about a model needs dozens."
         )
     elif entry.image_count < FEW_IMAGES:
         found.append(f"Only {entry.image_count} images: use a few dozen of the kind you care about for a verdict.")
