@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regista.tokens import NAMES, Segment, TokenLayout
+from regista.tokens import NAMES, Segment, TokenLayout, square_grid
 
 GRID = (3, 4)
 ORDERS = list(itertools.permutations(("cls", "registers", "patches")))
@@ -176,3 +176,10 @@ def test_equal_layouts_are_one_key() -> None:
     table = {TokenLayout.of(GRID, 14): "a"}
     table[TokenLayout.of((3, 4), 14, num_register_tokens=0)] = "b"
     assert list(table.values()) == ["b"]
+
+
+def test_square_grids() -> None:
+    assert [square_grid(side * side) for side in range(1, 200)] == [(side, side) for side in range(1, 200)]
+    for count in (-4, -1, 0, 2, 3, 1370, 37 * 37 - 1, 37 * 38):
+        with pytest.raises(ValueError, match=f"{count} patches do not fill a square grid"):
+            square_grid(count)

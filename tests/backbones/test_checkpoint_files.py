@@ -82,7 +82,7 @@ def test_broken_shards_are_named(tmp_path: Path) -> None:
     index.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="lie beside their index"):
         read_state_dict(index)
-    content["weight_map"] = {name: "model-00001-of-00002.safetensors" for name in ("norm.weight", "norm.bias")}
+    content["weight_map"] = dict.fromkeys(("norm.weight", "norm.bias"), "model-00001-of-00002.safetensors")
     index.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"1 tensors of the index are in no shard, \['norm.bias'\]"):
         read_state_dict(index)

@@ -19,7 +19,13 @@ from regista.backbones.inspection import inspect_backbone, mlp_facts
 from regista.backbones.tiny import tiny
 
 SMALL = {"embed_dim": 64, "depth": 2, "num_heads": 4}
-HF: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 56, "patch_size": 14}
+HF: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 56,
+    "patch_size": 14,
+}
 
 
 def create(name: str, **arguments: Any) -> Callable[[], nn.Module]:
@@ -47,7 +53,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
             "pooling": "CLS",
         },
     ),
-    "swiglu": (create("vit_giant_patch14_reg4_dinov2", img_size=56, mlp_ratio=5.5), {"mlp": "SwiGLU", "mlp_hidden": 176}),
+    "swiglu": (
+        create("vit_giant_patch14_reg4_dinov2", img_size=56, mlp_ratio=5.5),
+        {"mlp": "SwiGLU", "mlp_hidden": 176},
+    ),
     "gap": (
         create("vit_medium_patch16_reg4_gap_256", img_size=(64, 96)),
         {"order": ["registers", "patches"], "pooling": "mean of the patches", "grid_size": [4, 6]},
@@ -90,7 +99,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
         {
             "mlp": "GELU",
             "mlp_hidden": 128,
-            "positions": "learned table of 4x4 cells and 1 more rows, resized bicubic, not antialiased, corners aligned",
+            "positions": "learned table of 4x4 cells and 1 more rows, "
+            "resized bicubic, not antialiased, corners aligned",
         },
     ),
 }

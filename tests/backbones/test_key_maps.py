@@ -141,7 +141,12 @@ def test_dinov3_of_transformers(
 
 def test_a_classifier_around_dinov2_is_seen_through() -> None:
     config = transformers.Dinov2WithRegistersConfig(
-        hidden_size=WIDTH, num_hidden_layers=DEPTH, num_attention_heads=HEADS, image_size=56, patch_size=14, num_labels=5
+        hidden_size=WIDTH,
+        num_hidden_layers=DEPTH,
+        num_attention_heads=HEADS,
+        image_size=56,
+        patch_size=14,
+        num_labels=5,
     )
     model: Any = randomise(transformers.Dinov2WithRegistersForImageClassification(config))
     backbone = loaded(dinov2_target(4), model.state_dict())
@@ -295,7 +300,9 @@ def test_timms_own_names_stay(target: partial[nn.Module]) -> None:
 def test_deit3_calls_its_layer_scale_gamma() -> None:
     target = create("deit3_small_patch16_224", img_size=64)
     model = randomise(target())
-    state = {key.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): x for key, x in model.state_dict().items()}
+    state = {
+        key.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): x for key, x in model.state_dict().items()
+    }
     assert "blocks.0.gamma_1" in state
     images = torch.randn(1, 3, 64, 64)
     assert torch.equal(loaded(target, state)(images).tokens, loaded(target, model.state_dict())(images).tokens)

@@ -27,7 +27,9 @@ def timm_vit() -> nn.Module:
 
 
 def hugging_face_vit() -> nn.Module:
-    config = transformers.Dinov2Config(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=56, patch_size=14)
+    config = transformers.Dinov2Config(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=56, patch_size=14
+    )
     return transformers.Dinov2Model(config).eval()
 
 
@@ -135,7 +137,10 @@ def test_sharded_modules_are_refused() -> None:
     [
         (lambda: nn.Linear(1, 1), r"a Linear is not a ViT .*Accepted: timm VisionTransformer and Eva · transformers"),
         (lambda: nn.Sequential(nn.Identity(), timm_vit()), "hand over the VisionTransformer inside it"),
-        (lambda: nn.Sequential(torchvision.ops.Permute([0]), torchvision_vit()), "hand over the VisionTransformer inside it"),
+        (
+            lambda: nn.Sequential(torchvision.ops.Permute([0]), torchvision_vit()),
+            "hand over the VisionTransformer inside it",
+        ),
         (lambda: timm.create_model("resnet18"), "ResNet is not a timm VisionTransformer or Eva"),
         (lambda: torchvision.models.resnet18(), "ResNet is not a torchvision VisionTransformer"),
         (lambda: transformers.ResNetModel(transformers.ResNetConfig(depths=[1, 1, 1, 1])), "ResNetModel is not one of"),

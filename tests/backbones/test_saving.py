@@ -14,7 +14,7 @@ import pytest
 import timm
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import regista
@@ -60,7 +60,16 @@ def same_tokens(backbone: Backbone, again: Backbone) -> None:
 
 
 def same_facts(backbone: Backbone, again: Backbone) -> None:
-    for name in ("library", "image_size", "mean", "std", "num_register_tokens", "num_cls_tokens", "patch_size", "dtype"):
+    for name in (
+        "library",
+        "image_size",
+        "mean",
+        "std",
+        "num_register_tokens",
+        "num_cls_tokens",
+        "patch_size",
+        "dtype",
+    ):
         assert getattr(again, name) == getattr(backbone, name), name
     assert getattr(again, "positions", None) == getattr(backbone, "positions", None)
 
@@ -149,23 +158,28 @@ def test_what_timm_cannot_build_is_refused(change: Callable[[Any], None], wanted
 
 # transformers ---------------------------------------------------------------------------------
 
-_HF: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 56, "patch_size": 14}
+_HF: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 56,
+    "patch_size": 14,
+}
 _CLIP: dict[str, Any] = {**_HF, "intermediate_size": 128}
 HF: Mapping[str, Callable[[], nn.Module]] = {
     "dinov2": lambda: transformers.Dinov2Model(transformers.Dinov2Config(**_HF)),
     "registers": lambda: transformers.Dinov2WithRegistersModel(
         transformers.Dinov2WithRegistersConfig(**_HF, num_register_tokens=2, use_swiglu_ffn=True)
     ),
-    "dinov3": lambda: transformers.DINOv3ViTModel(
-        transformers.DINOv3ViTConfig(**_CLIP, num_register_tokens=4)
-    ),
+    "dinov3": lambda: transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**_CLIP, num_register_tokens=4)),
     "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**_CLIP)),
     "vit classifier": lambda: transformers.ViTForImageClassification(transformers.ViTConfig(**_CLIP)),
     "clip": lambda: transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**_CLIP)),
     "siglip": lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**_CLIP)),
     "whole clip": lambda: transformers.CLIPModel(
         transformers.CLIPConfig(
-            vision_config=_CLIP, text_config={"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
+            vision_config=_CLIP,
+            text_config={"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9},
         )
     ),
 }
@@ -262,7 +276,9 @@ def test_a_saved_model_is_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize("names", [("notes.txt",), ("regista.json", "metrics.json"), ("config.json", "model.safetensors")])
+@pytest.mark.parametrize(
+    "names", [("notes.txt",), ("regista.json", "metrics.json"), ("config.json", "model.safetensors")]
+)
 def test_foreign_folders_stay(names: tuple[str, ...], tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).write_text("mine")
@@ -307,80 +323,3 @@ def test_a_failure_leaves_the_old_model_whole(failing: str, tmp_path: Path, monk
     monkeypatch.undo()
     same_tokens(old, regista.load(tmp_path / "model"))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-# Reading folders ------------------------------------------------------------------------------
-
-
-def test_bad_records_are_refused(tmp_path: Path) -> None:
-    tiny(num_register_tokens=2).save_pretrained(tmp_path)
-    path = tmp_path / "regista.json"
-    record = json.loads(path.read_text())
-    for change, wanted in (
-        ({"num_register_tokens": 3}, "says 3 registers, the weights have 2"),
-        ({"format_version": 99}, "update Regista"),
-        ({"format_version": None}, "format_version"),
-        ({"positions": {"mode": "bicubic", "offse": 1}}, "offse"),
-        ({"image_size": [1]}, "cannot be used"),
-        ({"planted": {"version": 1}}, "not the record of planted outliers"),
-    ):
-        path.write_text(json.dumps({**record, **change}))
-        with pytest.raises(ValueError, match=wanted):
-            regista.load(tmp_path)
-    path.write_text(json.dumps({key: value for key, value in record.items() if key != "mean"}))
-    with pytest.raises(ValueError, match=r"lacks \['mean'\]"):
-        regista.load(tmp_path)
-    path.write_text("{")
-    with pytest.raises(ValueError, match=r"regista\.json cannot be read"):
-        regista.load(tmp_path)
-    path.write_text(json.dumps(record))
-    assert regista.load(tmp_path, image_size=28).image_size == (28, 28)
-
-
-def test_bad_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds no model: wanted a config\.json .* found nothing"):
-        regista.load(tmp_path)
-    config = tmp_path / "config.json"
-    for text, wanted in (
-        ("{", "is not JSON"),
-        ("[]", "wanted an object, got a list"),
-        ("{}", "has neither"),
-        ('{"architecture": "vit_tiny_patch16_22"}', "did you mean vit_tiny_patch16_224"),
-        ('{"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {}, "model_args": {"dept": 2}}', "timm cannot build this model.*dept"),
-        ('{"architecture": "vit_tiny_patch16_224"}', "wanted one weight file"),
-        ('{"architecture": "resnet18"}', "wanted one weight file|ResNet is not"),
-        ('{"model_type": "dinov2"}', "cannot be loaded"),
-        ('{"model_type": "resnet"}', "ResNetModel is not one of"),
-        ('{"model_type": "nonsense"}', "cannot be loaded"),
-    ):
-        config.write_text(text)
-        with pytest.raises(ValueError, match=wanted) as caught:
-            regista.load(tmp_path)
-        assert "\n" not in str(caught.value)
-
-
-def test_weights_that_do_not_fit_their_folder_are_refused(tmp_path: Path) -> None:
-    tiny().save_pretrained(tmp_path)
-    state = load_file(tmp_path / "model.safetensors")
-    del state["norm.bias"]
-    save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"loaded 53 of 54 tensors \(98 %\); missing 1: norm\.bias"):
-        regista.load(tmp_path)
-    assert "missing 1: norm.bias" in regista.load(tmp_path, allow_partial=True).notes[0]
-    (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:-100])
-    with pytest.raises(ValueError, match="not a whole safetensors file"):
-        regista.load(tmp_path)
-
-
-def test_transformers_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    regista.load(randomise(HF["dinov2"]())).save_pretrained(tmp_path)
-    state = load_file(tmp_path / "model.safetensors")
-    name = "encoder.layer.1.norm2.weight"
-    save_file({key: value for key, value in state.items() if key != name}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=rf"loaded \d+ of \d+ tensors \(9\d %\); missing 1: {name}"):
-        regista.load(tmp_path)
-    assert name in regista.load(tmp_path, allow_partial=True).notes[0]
-    state[name].view(-1)[0] = float("inf")
-    save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=rf"1 of 64 values of '{name}' are NaN or infinite"):
-        regista.load(tmp_path)

@@ -36,7 +36,8 @@ def same_tokens(backbone: TimmBackbone, model: Any, *size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["vit_small_patch16_224", "vit_small_patch14_reg4_dinov2", "vit_base_patch16_siglip_224", "eva_large_patch14_196"]
+    "name",
+    ["vit_small_patch16_224", "vit_small_patch14_reg4_dinov2", "vit_base_patch16_siglip_224", "eva_large_patch14_196"],
 )
 def test_a_table_of_another_grid_builds_the_model_for_it(name: str) -> None:
     patch = 14 if "patch14" in name else 16
@@ -91,13 +92,17 @@ def test_a_norm_behind_the_pooling_is_kept_there() -> None:
 
 def test_weights_of_another_size_are_one_error() -> None:
     model = create(img_size=64, embed_dim=96, depth=3)()
-    with pytest.raises(ValueError, match=r"loaded 1 of 32 tensors.*\(width 96, 3 blocks, MLP of 384\).*\(width 64, 2 blocks"):
+    with pytest.raises(
+        ValueError, match=r"loaded 1 of 32 tensors.*\(width 96, 3 blocks, MLP of 384\).*\(width 64, 2 blocks"
+    ):
         loaded(create(img_size=64), model)
 
 
 def test_a_deeper_file_is_not_cut() -> None:
     model = create(img_size=64, depth=3)()
-    with pytest.raises(ValueError, match=r"loaded 32 of 32 tensors \(100 %\); unexpected 12: blocks\.2.*3 blocks.*2 blocks"):
+    with pytest.raises(
+        ValueError, match=r"loaded 32 of 32 tensors \(100 %\); unexpected 12: blocks\.2.*3 blocks.*2 blocks"
+    ):
         loaded(create(img_size=64), model)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regista.backbones.architecture import architecture_facts, describe_difference
 from regista.backbones.tiny import tiny
-from regista.backbones.weights import choose_part, load_strict, weights_hash
+from regista.backbones.weights import check_finite, choose_part, load_strict, weights_hash
 
 
 class Model(nn.Module):
@@ -82,8 +82,21 @@ def test_the_modules_dtype_stays() -> None:
     assert module.first.weight.dtype == torch.bfloat16
 
 
+def test_large_values_are_finite() -> None:
+    check_finite([("w", torch.full((100,), 3e38)), ("half", torch.full((100,), 6e4, dtype=torch.float16))], "x")
+    check_finite(
+        [("w", torch.full((100,), 1e300, dtype=torch.float64)), ("count", torch.ones(1, dtype=torch.int64))], "x"
+    )
+    check_finite([("w", torch.ones(4).to(torch.float8_e4m3fn))], "x")
+    cancelling = torch.tensor([float("inf"), -float("inf")])
+    with pytest.raises(ValueError, match="2 of 2 values of 'w'"):
+        check_finite([("w", cancelling)], "x")
+
+
 def test_another_architecture_is_described() -> None:
-    small, other = (tiny(**options).module.state_dict() for options in ({}, {"embed_dim": 32, "num_register_tokens": 4}))
+    small, other = (
+        tiny(**options).module.state_dict() for options in ({}, {"embed_dim": 32, "num_register_tokens": 4})
+    )
     said = describe_difference(other, small)
     assert said == (
         "The file holds another architecture (width 32, 4 registers, MLP of 128) "
@@ -112,7 +125,17 @@ def under(prefix: str, value: float = 2.0) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     "prefix",
-    ["", "module.", "model.", "state_dict.", "backbone.", "encoder.", "teacher.backbone.", "state_dict.module.model.", "x."],
+    [
+        "",
+        "module.",
+        "model.",
+        "state_dict.",
+        "backbone.",
+        "encoder.",
+        "teacher.backbone.",
+        "state_dict.module.model.",
+        "x.",
+    ],
 )
 def test_prefixes_are_seen_through(prefix: str) -> None:
     part = part_of({**under(prefix), "optimizer.state.0.exp_avg": torch.ones(1)})
@@ -140,7 +163,11 @@ def test_wrappers_are_taken_out_anywhere(wrapper: str) -> None:
     ],
 )
 def test_the_teacher_or_average_is_taken_and_it_is_said(preferred: str, other: str) -> None:
-    given = {**under(other, 1.0), **under(preferred, 2.0), f"{preferred.partition('.')[0]}.dino_head.w.x": torch.ones(1)}
+    given = {
+        **under(other, 1.0),
+        **under(preferred, 2.0),
+        f"{preferred.partition('.')[0]}.dino_head.w.x": torch.ones(1),
+    }
     part = part_of(given)
     assert part.prefix == preferred
     assert all((value == 2).all() for key, value in part.state.items() if "dino_head" not in key)

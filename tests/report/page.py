@@ -43,11 +43,18 @@ class Page(HTMLParser):
         return " ".join(" ".join(self._text).split())
 
     @property
+    def parts(self) -> list[str]:
+        """The pieces of text between tags."""
+        return self._text
+
+    @property
     def loads(self) -> list[str]:
         """Every address that an element or a style names, but for places in the page and embedded data."""
         found = [value for _, attrs in self.tags for name, value in attrs.items() if name in LOADS]
         styles = [*self.styles, *(attrs.get("style", "") for _, attrs in self.tags)]
-        found += [address for style in styles for address in re.findall(r"url\(\s*['\"]?([^)'\"]*)|@import\s+(\S+)", style)]
+        found += [
+            address for style in styles for address in re.findall(r"url\(\s*['\"]?([^)'\"]*)|@import\s+(\S+)", style)
+        ]
         found = ["".join(address) if isinstance(address, tuple) else address for address in found]
         return [address for address in found if re.search(r"^\s*(\w+:)?//|^\s*(https?|ftp|file|javascript):", address)]
 

@@ -65,25 +65,11 @@ def contents(model: FakeModel) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     norms, masks = _norms(model, draw)  # (n, blocks, rows, cols), (n, rows, cols)
     sick = model.outliers is not None
     block = model.depth - 1
-    flat = norms.transpose(1, 0, 2, 3).reshape(model.depth, -1)
-    median, p99, largest = np.median(flat, 1), np.quantile(flat, 0.99, 1), flat.max(1)
-    there = masks[:, None] & (np.arange(model.depth) >= model.onset)[None, :, None, None]
-    share = there.mean((0, 2, 3))
-    arrays = _arrays(model, draw, norms, masks)
-    cutoff = float(np.sqrt(norms[:, block][masks].min() * norms[:, block][~masks].max())) if sick else None
+    last = norms[:, block]
+    cutoff = float(np.sqrt(last[masks].min() * last[~masks].max())) if sick else None
     names = list(model.names or (f"photos/image-{index}.jpg" for index in range(model.images)))
-    ratio = float(np.median(norms[:, block][masks]) / np.median(norms[:, block][~masks])) if sick else None
-    measures = _measures(model)
-    measures["high_norm"] = {
-        "median": median.tolist(),
-        "p99": p99.tolist(),
-        "max": largest.tolist(),
-        "share": share.tolist(),
-        "cutoff": [cutoff if sick and index >= model.onset else None for index in range(model.depth)],
-        "ratio": ratio,
-        "neighbour_cosine": {"outliers": 0.93 if sick else None, "others": 0.71},
-        "note": "" if sick else "no second mode",
-    }
+    high = _high_norm(model, norms, masks, cutoff)
+    share = high["share"][-1]
     entry = {
         "schema": 1,
         "model": model.name,
@@ -91,7 +77,7 @@ def contents(model: FakeModel) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         "verdict": "artifacts" if sick else "clean",
         "kinds": ["high-norm"] if sick else [],
         "summary": [
-            f"{share[-1]:.1%} of the patch tokens have outlier norms." if sick else "No outlier norms in any block."
+            f"{share:.1%} of the patch tokens have outlier norms." if sick else "No outlier norms in any block."
         ],
         "planted": {
             "block": model.onset,
@@ -114,19 +100,36 @@ def contents(model: FakeModel) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         "onset_block": model.onset if sick else None,
         "outlier_block": block if sick else None,
         "cutoff": cutoff,
-        "share": float(share[-1]) if sick else 0.0,
+        "share": share,
         "fixed_place": "moving" if sick else None,
         "outlier_positions": [np.argwhere(mask).tolist() for mask in masks],
-        "measures": measures,
+        "measures": {"high_norm": high, **_measures(model)},
     }
-    return entry, arrays
+    return entry, _arrays(model, draw, norms, masks)
+
+
+def _high_norm(model: FakeModel, norms: np.ndarray, masks: np.ndarray, cutoff: float | None) -> dict[str, Any]:
+    flat = norms.transpose(1, 0, 2, 3).reshape(model.depth, -1)
+    last = norms[:, model.depth - 1]
+    late = np.arange(model.depth) >= model.onset
+    sick = cutoff is not None
+    return {
+        "median": np.median(flat, 1).tolist(),
+        "p99": np.quantile(flat, 0.99, 1).tolist(),
+        "max": flat.max(1).tolist(),
+        "share": (masks.mean() * late).tolist(),
+        "cutoff": [cutoff if there else None for there in late],
+        "ratio": float(np.median(last[masks]) / np.median(last[~masks])) if sick else None,
+        "neighbour_cosine": {"outliers": 0.93 if sick else None, "others": 0.71},
+        "note": "" if sick else "no second mode",
+    }
 
 
 def smooth(draw: np.random.Generator, *shape: int) -> np.ndarray:
     """Smooth random fields over the last two axes, each within 0 and 1."""
     field_ = ndimage.gaussian_filter(draw.standard_normal(shape), [0] * (len(shape) - 2) + [2, 2], mode="reflect")
     low, high = field_.min((-2, -1), keepdims=True), field_.max((-2, -1), keepdims=True)
-    return (field_ - low) / (high - low)
+    return (field_ - low) / np.maximum(high - low, 1e-9)
 
 
 def _norms(model: FakeModel, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -149,7 +152,7 @@ def _arrays(model: FakeModel, draw: np.random.Generator, norms: np.ndarray, mask
     edges = np.geomspace(norms.min() * 0.999, norms.max() * 1.001, BINS + 1)
     height, width = _size(model)
     pixels = np.moveaxis(smooth(draw, count, 3, height, width) * 255, 1, -1).astype(np.uint8)
-    attention = smooth(draw, count, queries, *model.grid) ** 3
+    attention = smooth(draw, count, queries, *model.grid) ** 3 + 0.01
     attention = np.where(masks[:count, None], attention + 3, attention) if model.outliers else attention
     received = smooth(draw, count, *model.grid) + 0.3
     pca = np.moveaxis(smooth(draw, count, 3, *model.grid), 1, -1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -55,7 +54,9 @@ def test_says_the_verdict_with_its_numbers(register_run: Path, register_page: Pa
     high = entry["measures"]["high_norm"]
     text = register_page.text
     share, ratio = f"{100 * entry['share']:.1f} %", f"{high['ratio']:.1f}x"
-    assert f"Artifacts: {share} of patch tokens have outlier norms ({ratio} the median) from block 2 on; they move" in text
+    assert (
+        f"Artifacts: {share} of patch tokens have outlier norms ({ratio} the median) from block 2 on; they move" in text
+    )
     assert f"{entry['cutoff']:.0f}" in text
     assert f"{high['max'][-1]:.0f}" in text
     assert "9 x 12" in text
@@ -82,12 +83,19 @@ def test_loads_nothing(planted_page: Page, register_page: Page) -> None:
         assert page.loads == []
         assert {"script", "iframe", "object", "embed", "base", "form"}.isdisjoint(tag for tag, _ in page.tags)
         assert all(attrs["src"].startswith("data:image/") for attrs in page.all("img"))
-        policies = [attrs["content"] for attrs in page.all("meta") if attrs.get("http-equiv") == "Content-Security-Policy"]
+        policies = [
+            attrs["content"] for attrs in page.all("meta") if attrs.get("http-equiv") == "Content-Security-Policy"
+        ]
         assert policies == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
 
 
 def test_finds_loads() -> None:
-    for text in ("<img src='//a/b'>", "<link href=http://a>", "<style>a{b:url(https://c)}</style>", "<a href=javascript:x>"):
+    for text in (
+        "<img src='//a/b'>",
+        "<link href=http://a>",
+        "<style>a{b:url(https://c)}</style>",
+        "<a href=javascript:x>",
+    ):
         assert Page(text).loads
     assert Page("<img src='data:image/png;base64,//8='><a href='#x'>").loads == []
 
@@ -119,23 +127,24 @@ def test_pictures_are_the_maps(register_run: Path, register_page: Page) -> None:
 
 
 def test_one_row_an_image_with_headings(register_page: Page) -> None:
-    headings = ["Photo", "Patch norms", "Outliers", "Attention: CLS", "Features (PCA)"]
-    assert " ".join(headings) in register_page.text
+    places = [
+        register_page.text.index(word) for word in ("Patch norms bright", "Outliers where", "Attention: CLS bright")
+    ]
+    assert places == sorted(places)
     rows = [attrs for _, attrs in register_page.tags if attrs.get("class") == "row"]
     assert len(rows) == 3 + 3  # pictures and more maps
 
 
-def test_same_folder_same_bytes(planted_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_folder_same_bytes(planted_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = write_report(planted_run).read_bytes()
     assert write_report(planted_run).read_bytes() == first
     monkeypatch.chdir(planted_run.parent)
     assert write_report(Path(planted_run.name)).read_bytes() == first
-    assert str(tmp_path.anchor + "tmp").encode() not in first or b"/tmp" not in str(planted_run).encode()
 
 
 def test_page_names_no_folder_above_the_run(planted_run: Path) -> None:
     html = write_report(planted_run).read_text(encoding="utf-8")
-    assert "regista report runs0/demo" in html
+    assert f"regista report {planted_run.parent.name}/demo" in html
     assert str(planted_run.parent.parent) not in html
 
 
@@ -166,12 +175,11 @@ def test_escapes_everything(tmp_path: Path) -> None:
     assert page.text.count("<script>alert(2)</script>") > 10  # seen as text
 
 
-@pytest.mark.parametrize("name", ["$x_1^$", "100%", "{{ 7 * 7 }}", "{% if %}", "模型-模型", "a\\b$c$"])
-def test_names_are_no_code(tmp_path: Path, name: str) -> None:
-    model = FakeModel(name, outliers=5.0, names=[name] * 3)
-    text = page_of(make_run(tmp_path / "run", model, FakeModel(f"{name}2"), kind="checkpoints")).text
-    assert name in text
-    assert "49" not in re.findall(r"\d+", name) or "{{" not in name
+def test_names_are_no_code(tmp_path: Path) -> None:
+    odd = "$x_1^$ 100% {{ 7 * 7 }} {% if %} 模型 $"
+    models = [FakeModel(f"run@{odd}{index}", outliers=5.0, names=[odd] * 3) for index in range(2)]
+    text = page_of(make_run(tmp_path / "run", *models, kind="checkpoints")).text
+    assert text.count(odd) > 8
 
 
 def test_nothing_measured(tmp_path: Path) -> None:
@@ -186,8 +194,9 @@ def test_nothing_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", ARRAYS)
 def test_any_array_may_be_missing(tmp_path: Path, missing: str) -> None:
     without = ["histogram_counts", "histogram_edges"] if missing.startswith("histogram") else [missing]
-    text = page_of(make_run(tmp_path / "run", FakeModel(outliers=5.0), FakeModel(outliers=5.0, without=without))).text
-    assert "None" not in text
+    page = page_of(make_run(tmp_path / "run", FakeModel(outliers=5.0, without=without)))
+    assert "None" not in page.text
+    assert page.open_tags == []
 
 
 def test_no_arrays_at_all(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 TIMEOUT = 5.0
+MESSAGE = 300  # characters of a library's own message
 
 
 @contextmanager
@@ -34,14 +35,15 @@ def reaching_hub(what: str, instead: str = "", *, local: bool = False) -> Iterat
     try:
         yield
     except Exception as error:
-        if offline and not local:
+        text = " ".join(str(error).split()) or type(error).__name__
+        unreachable = isinstance(error, (OSError, RuntimeError)) and "state_dict" not in text
+        if offline and not local and unreachable:
             reason = "offline, by HF_HUB_OFFLINE" if before else "no network"
             raise ValueError(
                 f"{what} is not in the local cache and cannot be fetched ({reason}); load it once with a network, or "
                 f"copy the cache{instead}"
             ) from error
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise ValueError(f"{what} cannot be loaded: {lines.pop(0)}{instead}") from error
+        raise ValueError(f"{what} cannot be loaded: {text[:MESSAGE]}{instead}") from error
     finally:
         logging.disable(silenced)
         constants.HF_HUB_OFFLINE = before

@@ -158,7 +158,7 @@ def _through_timm(state: State, module: Any) -> Converted:
         converted: State = filters.checkpoint_filter_fn(state, module)
     except Exception:  # it is written for files it knows; for others anything may be missing
         return Converted(state, "an unknown format")
-    return Converted(converted, "converted by timm", stored_rows=rows)
+    return Converted(converted, "a format that timm converts", stored_rows=rows)
 
 
 def _has(names: set[str], *patterns: str) -> bool:

@@ -95,11 +95,11 @@ def _from_spec(spec: str | Path, image_size: tuple[int, int] | None, allow_parti
         backbone: Backbone = KINDS.get(kind)(rest, image_size=image_size, allow_partial=allow_partial)
         return backbone
     path = Path(text).expanduser()
-    if path.is_dir():
+    if text and path.is_dir():
         from regista.backbones.folders import from_folder
 
         return from_folder(path, image_size=image_size, allow_partial=allow_partial)
-    if path.is_file():
+    if text and path.is_file():
         raise ValueError(f"{text} is a file of weights; say which architecture they are for: timm/NAME@{text}")
     raise ValueError(f"unknown model {text!r}: no such spec and no such folder{_advice(text)}. {_listing()}")
 

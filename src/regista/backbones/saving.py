@@ -66,7 +66,7 @@ def save_pretrained(backbone: Backbone, folder: str | Path) -> Path:
 
 
 def _write_timm(backbone: Any, folder: Path) -> None:
-    from regista.backbones.timm_config import timm_config
+    from regista.backbones.timm_format import timm_config
 
     _write_json(folder / "config.json", timm_config(backbone))
     state = {key: value.detach().cpu().contiguous() for key, value in backbone.module.state_dict().items()}

@@ -15,7 +15,7 @@ import torch
 from regista.backbones.base import Backbone
 from regista.backbones.checkpoint_files import read_state_dict
 from regista.backbones.hub_access import reaching_hub
-from regista.backbones.meta_build import shapes_only
+from regista.backbones.meta_build import shapes_only, to_be_filled
 from regista.backbones.timm import TimmBackbone
 from regista.backbones.timm_files import backbone_from_file
 from regista.backbones.weights import LoadReport, check_finite, choose_part, load_strict
@@ -42,8 +42,10 @@ def from_timm_name(rest: str, *, image_size: Size | None = None, allow_partial: 
             create, tensors, name=spec, source=file, image_size=image_size, allow_partial=allow_partial
         )
     with shapes_only():
-        TimmBackbone(create(), name=spec)  # refuses what cannot be looked into before it is fetched
-    with reaching_hub(spec, f", or give a file of weights: timm/{name}@FILE"):
+        probe: Any = create()
+    TimmBackbone(probe, name=spec)  # refuses what cannot be looked into before it is fetched
+    strict = not probe.pretrained_cfg.get("custom_load")  # timm then raises if anything is missing
+    with reaching_hub(spec, f", or give a file of weights: timm/{name}@FILE"), to_be_filled(strict):
         module = timm.create_model(name, pretrained=True)
     return _whole_timm(module, spec, image_size)
 
@@ -66,7 +68,7 @@ def from_timm_hub(rest: str, *, image_size: Size | None = None, allow_partial: b
 
 
 def from_transformers_hub(rest: str, *, image_size: Size | None = None, allow_partial: bool = False) -> Backbone:
-    """Load "hf/org/name", a repository of transformers."""
+    """Load "hf/org/name" or "hf/org/name@revision", a repository of transformers."""
     spec = f"hf/{rest}"
     return load_transformers(rest, name=spec, image_size=image_size, allow_partial=allow_partial)
 
@@ -84,16 +86,18 @@ def load_transformers(
     from regista.backbones.transformers import TransformersBackbone
 
     where, local = str(source), isinstance(source, Path)
+    where, _, revision = (where, "", "") if local else where.partition("@")
+    origin = {"revision": revision or "main", "trust_remote_code": False}
     with reaching_hub(name, local=local), quiet_transformers():
-        config = transformers.AutoConfig.from_pretrained(where)
+        config = transformers.AutoConfig.from_pretrained(where, **origin)
         with shapes_only():
-            probe = transformers.AutoModel.from_config(config)
+            probe = transformers.AutoModel.from_config(config, trust_remote_code=False)
     TransformersBackbone(probe, name=name)  # refuses what cannot be looked into before it is fetched
     with reaching_hub(name, local=local), quiet_transformers(), torch.random.fork_rng(devices=[]):
         module, found = transformers.AutoModel.from_pretrained(
-            where, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=allow_partial
+            where, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=allow_partial, **origin
         )
-        mean, std = _normalisation(where)
+        mean, std = _normalisation(where, origin)
     if any(key.startswith("pooler.") for key in found["missing_keys"]):
         module.pooler = None  # random, and no token passes through it
     state = module.state_dict()
@@ -130,7 +134,7 @@ def from_open_clip_name(rest: str, *, image_size: Size | None = None, allow_part
     if name not in open_clip.list_models():
         raise ValueError(f"{spec}: open_clip has no architecture {name!r}{_near(name, open_clip.list_models())}")
     if has_file:
-        with torch.random.fork_rng(devices=[]):
+        with to_be_filled(not allow_partial):
             module = open_clip.create_model(name)
         notes = _fill(module, Path(file).expanduser(), allow_partial)
     else:
@@ -217,10 +221,10 @@ def _file_in_repository(repository: str, file: str) -> Path | None:
         return None
 
 
-def _normalisation(source: str) -> tuple[list[float] | None, list[float] | None]:
+def _normalisation(source: str, origin: dict[str, Any]) -> tuple[list[float] | None, list[float] | None]:
     """``image_mean`` and ``image_std`` of a checkpoint's preprocessor, where it has one."""
     try:
-        processor = _library("transformers", "transformers").AutoImageProcessor.from_pretrained(source)
+        processor = _library("transformers", "transformers").AutoImageProcessor.from_pretrained(source, **origin)
     except (OSError, ValueError, ImportError, KeyError):
         return None, None
     return getattr(processor, "image_mean", None), getattr(processor, "image_std", None)

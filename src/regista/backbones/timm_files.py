@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from regista.backbones.architecture import architecture_facts
 from regista.backbones.key_maps import ANCHORS, Converted, position_grid_count, to_timm
-from regista.backbones.meta_build import shapes_only
+from regista.backbones.meta_build import shapes_only, to_be_filled
 from regista.backbones.positions import PositionResize
 from regista.backbones.timm import TimmBackbone
 from regista.backbones.weights import choose_part, load_strict
@@ -59,7 +58,7 @@ def backbone_from_file(
     part = choose_part(tensors, ANCHORS, fit)
     converted = to_timm(part.state, probe)
     arguments, notes = _arguments_for(converted, probe, image_size)
-    with torch.random.fork_rng(devices=[]):
+    with to_be_filled(not allow_partial):
         module = create(**arguments)
     if converted.stored_rows is not None and "img_size" in arguments:
         converted = to_timm(part.state, module)  # with the table as it is stored
@@ -68,7 +67,7 @@ def backbone_from_file(
     except ValueError as error:
         raise ValueError(f"{error}{_other_names(converted.state, probe)}") from None
     backbone = TimmBackbone(module.eval(), name=name, positions=positions or converted.positions, image_size=image_size)
-    backbone.notes += [f"{source}: {report}", f"{source}: {converted.format}", *part.notes, *notes]
+    backbone.notes += [f"{source}: {report}", f"{source}: in the names of {converted.format}", *part.notes, *notes]
     return backbone
 
 

@@ -48,7 +48,7 @@ class Advice:
     next_steps: list[str]
 
 
-def advice(entry: ModelEntry) -> Advice:
+def advise(entry: ModelEntry) -> Advice:
     """What the verdict means, and what to do about it; a paragraph for each kind that was found."""
     if not entry.kinds:
         return (

@@ -59,6 +59,7 @@ def chart(
     description: str,
     size: tuple[float, float] = (5.4, 3.3),
     heights: tuple[float, ...] = (1.0,),
+    below: float = 0.45,
 ) -> Markup:
     """Draw a chart and give it as inline SVG.
 
@@ -68,10 +69,13 @@ def chart(
         description: For those who do not see it.
         size: (width, height) in inches at 72 dots.
         heights: Relative heights of the axes.
+        below: Room for what stands below the lowest axis, in inches.
     """
     with rc_context(_SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # letters that the measuring font lacks; the browser has its own
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=size)
+        left, right, top = 0.68 / size[0], 1 - 0.08 / size[0], 1 - 0.3 / size[1]
+        figure.subplots_adjust(left=left, right=right, top=top, bottom=below / size[1], hspace=0.12)
         figure.patch.set_visible(False)
         axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights).ravel()
         for each in axes:

@@ -13,8 +13,8 @@ from regista.report.gallery import (
     Cell,
     Column,
     Gallery,
+    arranged,
     colour_bar,
-    gallery,
     image_name,
     map_cell,
     mask_overlays,
@@ -34,7 +34,7 @@ def main_gallery(entry: ModelEntry, arrays: Arrays, rows: int) -> Gallery | None
         *attention(entry, arrays, rows)[:1],
         pca(entry, arrays, rows),
     ]
-    return gallery(columns, rows)
+    return arranged(columns, rows)
 
 
 def further_gallery(entry: ModelEntry, arrays: Arrays, rows: int) -> Gallery | None:
@@ -48,7 +48,7 @@ def further_gallery(entry: ModelEntry, arrays: Arrays, rows: int) -> Gallery | N
     ]
     if all(column is None for column in columns):
         return None
-    return gallery([photos(entry, arrays, rows, caption=""), *columns], rows)
+    return arranged([photos(entry, arrays, rows, caption=""), *columns], rows)
 
 
 def photos(
@@ -63,7 +63,7 @@ def photos(
         return None
     names = [image_name(entry, index) for index in range(rows)]
     cells = [Cell(photo_uri(pixels[index]), f"photo {name}", file_name(name)) for index, name in enumerate(names)]
-    return Column("Photo", caption, cells)
+    return Column("Photo", caption, cells, brief="as the model saw it")
 
 
 def norms(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
@@ -86,7 +86,7 @@ def norms(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
         f"Length of each patch token {'' if block is None else f'after block {block}, '}before the final norm; "
         "a square is a patch. Healthy: an even tone. Artifacts: single bright squares, outlined."
     )
-    return Column("Patch norms", caption, cells, colour_bar(scale, "norm", marks))
+    return Column("Patch norms", caption, cells, colour_bar(scale, "norm", marks), "bright squares are artifacts")
 
 
 def outliers(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
@@ -102,7 +102,7 @@ def outliers(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
         cells.append(Cell(photo_uri(pixels[index], grey=True), alt, note, overlays, view(masks[index])))
     caption = "Where the outlier tokens sit on the picture: red squares"
     caption += "; dashed blue squares were planted but not found." if planted is not None else "."
-    return Column("Outliers", caption, cells)
+    return Column("Outliers", caption, cells, brief="where they sit, in red")
 
 
 def attention(entry: ModelEntry, arrays: Arrays, rows: int) -> list[Column]:
@@ -137,7 +137,7 @@ def pca(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
         "Three main directions of the final patch features as red, green and blue, the same for all images: equal "
         "colours are alike to the model. Healthy: smooth areas that follow things. Artifacts: odd specks."
     )
-    return Column("Features (PCA)", caption, cells)
+    return Column("Features (PCA)", caption, cells, brief="equal colour: alike to the model")
 
 
 def last_norms(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
@@ -234,4 +234,4 @@ def _own_scale(
         largest = float(maps[index].max())
         scale = Scale(0.0, max(largest, 1e-30), "viridis")
         cells.append(map_cell(maps[index], scale, f"{heading} of {image_name(entry, index)}", f"max {words(largest)}"))
-    return Column(heading, caption, cells)
+    return Column(heading, caption, cells, brief="bright: attended to")

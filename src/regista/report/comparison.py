@@ -9,7 +9,7 @@ import numpy as np
 from regista.report.columns import median_norm, photos
 from regista.report.entry import ModelEntry
 from regista.report.formatting import percent, times
-from regista.report.gallery import Arrays, Column, Gallery, Legend, colour_bar, gallery, map_cell
+from regista.report.gallery import Arrays, Column, Gallery, Legend, arranged, colour_bar, map_cell
 from regista.report.maps import NORM_COLOURS, Scale, norm_scale
 
 MOST_MODELS = 4
@@ -44,12 +44,13 @@ def side_by_side(entries: Sequence[ModelEntry], arrays: Sequence[Arrays]) -> Gal
             note = f"max {times(float(values[index].max()))} median"
             mask = None if masks is None else masks[index]
             cells.append(map_cell(values[index], scale, f"patch norms of {name}", note, mask))
-        columns.append(Column(name, "", cells))
+        columns.append(Column(name, "", cells, brief="patch norms"))
     caption = (
         "Norms of the patch tokens as multiples of each model's own median, all on one scale. "
         "Healthy: an even tone. Artifacts: single bright squares, outlined."
     )
-    return gallery(columns, rows, Legend("How to read", caption, colour_bar(scale, "norm / median", [(1.0, "median")])))
+    bar = colour_bar(scale, "norm / median", [(1.0, "median")])
+    return arranged(columns, rows, Legend("How to read", caption, bar))
 
 
 def relative_norms(entries: Sequence[ModelEntry], maps: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -63,11 +64,11 @@ def places_column(entry: ModelEntry, arrays: Arrays) -> Column | None:
     if frequency is None or entry.image_count < 2 or not frequency.any():
         return None
     largest = float(frequency.max())
-    scale = Scale(0.0, largest, NORM_COLOURS)
+    scale = Scale(0.0, 100 * largest, NORM_COLOURS)
     words = f"the most frequent cell in {percent(largest)} of {entry.image_count} images"
     caption = (
         "Share of images in which each cell of the grid holds an outlier. "
         "A few bright cells: fixed places. A faint scatter: they move with the content."
     )
-    cell = map_cell(frequency, scale, "how often each cell is an outlier", words)
-    return Column("How often each place is an outlier", caption, [cell], colour_bar(scale, "share of images"))
+    cell = map_cell(100 * frequency, scale, "how often each cell is an outlier", words)
+    return Column("How often each place is an outlier", caption, [cell], colour_bar(scale, "% of images"))

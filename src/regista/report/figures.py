@@ -8,9 +8,9 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from regista.report.charts import BAD, INK, LINE, MIDDLE, MUTED, PLANTED, TAIL, TOP, chart, legend
+from regista.report.charts import BAD, INK, MIDDLE, MUTED, PLANTED, TAIL, TOP, chart, legend
 from regista.report.entry import ModelEntry, items, mapping, numbers
 from regista.report.formatting import figure, file_name, percent, round_number, shortened
 
@@ -65,12 +65,13 @@ def histogram_chart(entry: ModelEntry, arrays: Arrays, name: str) -> Markup | No
     def draw(axes: list[Axes]) -> None:
         (only,) = axes
         for part, colour, label in ((~above, MIDDLE, "patch tokens"), (above, BAD, "outliers")):
-            heights = np.where(part, bins, 0.0)
-            if heights.any():
-                only.bar(edges[:-1], heights, np.diff(edges), align="edge", color=colour, label=label, linewidth=0)
+            there = np.flatnonzero(part & (bins > 0))
+            if there.size:
+                widths = np.diff(edges)[there]
+                only.bar(edges[there], bins[there], widths, align="edge", color=colour, label=label, linewidth=0)
         only.set_yscale("log")
         only.set_ylim(0.7, bins.max() * 2.5)
-        only.yaxis.set_minor_formatter(NullFormatter())
+        only.yaxis.set_minor_locator(NullLocator())
         only.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         _log_axis(only, "x", f"norm after block {block}")
         ends = [edges[filled[0]], edges[filled[-1] + 1], *([] if entry.cutoff is None else [entry.cutoff])]
@@ -138,7 +139,12 @@ def series_chart(entries: Sequence[ModelEntry], name: str) -> Markup | None:
 
     said = ", ".join(f"{label}: {percent(share)}" for label, share in zip(labels, shares, strict=True))
     return chart(
-        draw, name=name, description=f"Share of outliers by checkpoint: {said}", size=(7.6, 3.9), heights=(1.4, 1.0)
+        draw,
+        name=name,
+        description=f"Share of outliers by checkpoint: {said}",
+        size=(7.6, 4.3),
+        heights=(1.4, 1.0),
+        below=1.15,
     )
 
 
@@ -189,7 +195,5 @@ def _log_axis(axes: Axes, which: str, label: str) -> None:
     (axes.set_yscale if which == "y" else axes.set_xscale)("log")
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: round_number(float(value))))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
     axis.set_label_text(label)
-    axes.tick_params(which="minor", length=0)
-    axes.spines["left"].set_color(LINE)

@@ -36,12 +36,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, how to read the pictures below it, and one picture an image."""
+    """A heading, how to read the pictures below it, at length and in a few words, and one picture an image."""
 
     heading: str
     caption: str
     cells: list[Cell]
     bar: Bar | None = None
+    brief: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Gallery:
     legends: list[Legend]
 
 
-def gallery(columns: Sequence[Column | None], rows: int, *legends: Legend) -> Gallery | None:
+def arranged(columns: Sequence[Column | None], rows: int, *legends: Legend) -> Gallery | None:
     """Columns that there are, with their captions as legends before ``legends``; None without any."""
     found = [column for column in columns if column is not None]
     if not found or rows < 1:

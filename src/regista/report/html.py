@@ -12,7 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from regista.report import figures, tables, wording
-from regista.report.advice import Advice, advice
+from regista.report.advice import Advice, advise
 from regista.report.columns import further_gallery, main_gallery
 from regista.report.comparison import places_column, side_by_side
 from regista.report.entry import ModelEntry, number
@@ -123,7 +123,7 @@ def model_section(
         claim=wording.claim(entry),
         planted=wording.planted_sentence(entry),
         checks=wording.checks(entry),
-        advice=advice(entry),
+        advice=advise(entry),
         cautions=wording.cautions(entry, cutoff_by_hand=cutoff_by_hand),
         gallery=main_gallery(entry, arrays, rows),
         further=further_gallery(entry, arrays, rows),

@@ -1,0 +1,79 @@
+"""The planted models that come with a name: fitted once, then kept in the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regista.backbones.demo_weights import demo_backbone, demo_fingerprint
+from regista.backbones.plant import Kind, plant_outliers, planted_from_metadata
+from regista.backbones.plant_photos import fit_photos, photo_crops
+from regista.backbones.timm import TimmBackbone
+from regista.backbones.weight_cache import fingerprint, read_cached, write_cached
+
+FIT_VERSION = 1  # raise when the fit changes, so that nobody keeps an old one
+CROPS = (((224, 224), 120), ((518, 518), 10), ((336, 448), 10), ((448, 336), 10))
+TINY_IMAGES = 96
+TINY_SIDES = (2, 3, 5, 9, 17, 40)
+
+
+def demo_planted(kind: Kind) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights of the demo model with planted outliers, and their record.
+
+    Fitted on crops of the photos in scikit-image and scikit-learn, which takes about a minute;
+    cached afterwards, for these photos and this wheel.
+
+    Args:
+        kind: "content" or "position", see ``plant_outliers``.
+
+    Raises:
+        ValueError: if the wheel or the photos are not installed.
+    """
+    name = f"demo-planted-{kind}"
+    source = fingerprint(FIT_VERSION, kind, CROPS, demo_fingerprint(), *fit_photos())
+    cached = read_cached(name, source)
+    if cached is not None:
+        return cached
+    planted = _plant_demo(kind)
+    state = {key: value.detach().contiguous() for key, value in planted.module.state_dict().items()}
+    metadata = dict(planted.planted.metadata)  # type: ignore[union-attr]
+    write_cached(name, source, state, metadata)
+    return state, metadata
+
+
+def demo_planted_backbone(kind: Kind, *, image_size: tuple[int, int] | None = None) -> TimmBackbone:
+    """The demo model with planted outliers of one kind; see ``demo_planted``."""
+    state, metadata = demo_planted(kind)
+    backbone = demo_backbone(state, image_size=image_size)
+    backbone.name = "demo-planted" if kind == "content" else "demo-planted-position"
+    backbone.planted = planted_from_metadata(metadata, backbone)
+    return backbone
+
+
+def plant_tiny(backbone: TimmBackbone) -> TimmBackbone:
+    """Plant outliers at fixed cells of a tiny model with random weights; no photo is needed."""
+    return plant_outliers(backbone, _synthetic_images(backbone.image_size), "position", share=0.03)
+
+
+def _plant_demo(kind: Kind) -> Any:
+    clean = demo_backbone()
+    groups = [
+        clean.preprocess(photo_crops(count, size, seed), image_size=size) for seed, (size, count) in enumerate(CROPS)
+    ]
+    return plant_outliers(clean, groups, kind)
+
+
+def _synthetic_images(size: tuple[int, int]) -> Tensor:
+    """Smooth and blocky random fields of several scales, as a ViT may see them: (n, 3, H, W)."""
+    draw = torch.Generator().manual_seed(0)
+    images = []
+    for index in range(TINY_IMAGES):
+        side = TINY_SIDES[index % len(TINY_SIDES)]
+        field = torch.randn(1, 3, side, side, generator=draw)
+        grown = F.interpolate(field, size=size, mode="bilinear" if index % 2 else "nearest")
+        contrast, colour = torch.rand(1, generator=draw) * 1.5, torch.randn(1, 3, 1, 1, generator=draw) * 0.7
+        images.append((grown * contrast + colour).clamp(-2.1, 2.6))
+    return torch.cat(images)
