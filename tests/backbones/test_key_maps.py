@@ -330,6 +330,14 @@ def test_openai_clip_goes_through_timm() -> None:
         close(backbone.module(images), model.encode_image(images), TOLERANCE)
 
 
+def test_timm_may_not_resample_the_patch_kernel() -> None:
+    state = {"visual.class_embedding": torch.zeros(WIDTH), "visual.conv1.weight": torch.zeros(WIDTH, 3, 32, 32)}
+    with pytest.raises(
+        ValueError, match=r"visual\.conv1\.weight in the file is for patches of 32 px, the model has 16 px"
+    ):
+        loaded(create("vit_base_patch16_clip_224"), state)
+
+
 def test_unknown_names_stay_and_are_told() -> None:
     module = create("vit_tiny_patch16_224", img_size=64)()
     converted = to_timm({"layers.0.weight": torch.zeros(1)}, module)

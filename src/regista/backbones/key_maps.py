@@ -146,10 +146,18 @@ def _from_dinov3_transformers(state: State, module: Any, word: str) -> Converted
 
 
 def _through_timm(state: State, module: Any) -> Converted:
-    """What timm itself can convert: CLIP, towers of open_clip, EVA and others."""
+    """What timm itself can convert: CLIP, towers of open_clip, EVA and others.
+
+    Raises:
+        ValueError: for patches of another size, whose kernel timm would resample without a word.
+    """
     from timm.models import eva, vision_transformer
 
     filters = eva if isinstance(module, eva.Eva) else vision_transformer
+    own = int(module.patch_embed.proj.weight.shape[-1])
+    for key, value in state.items():
+        if re.search(r"(^|\.)(conv1|patch_embed\.proj)\.weight$", key) and value.ndim == 4 and value.shape[-1] != own:
+            raise ValueError(f"{key} in the file is for patches of {value.shape[-1]} px, the model has {own} px")
     known = re.compile(r"((^|\.)pos_embed|(^|\.)visual\.positional_embedding)$")
     tables = [value for key, value in state.items() if known.search(key)]
     tables = [table for table in tables if table.ndim in (2, 3) and table.shape[-1] == module.embed_dim]

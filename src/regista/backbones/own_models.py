@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from regista.backbones.base import Backbone
 from regista.backbones.demo_weights import demo_backbone
 from regista.backbones.plant import Kind
@@ -30,38 +28,6 @@ def from_demo(rest: str = "", *, image_size: Size | None = None, allow_partial: 
     _check_no_rest("demo", rest)
     backbone = demo_backbone(image_size=image_size)
     backbone.notes.append(f"demo: loaded all {len(backbone.module.state_dict())} tensors")
-    return backbone
-
-
-def from_tiny_planted(rest: str = "", *, image_size: Size | None = None, allow_partial: bool = False) -> Backbone:
-    """Load "tiny-planted", random weights with outliers planted at fixed cells."""
-    from regista.backbones.plant_models import plant_tiny
-
-    _check_no_rest("tiny-planted", rest)
-    backbone = plant_tiny(tiny())
-    backbone.image_size = image_size or backbone.image_size
-    backbone.notes.append("random weights with planted outliers")
-    return backbone
-
-
-def from_demo_planted(rest: str = "", *, image_size: Size | None = None, allow_partial: bool = False) -> Backbone:
-    """Load "demo-planted", the demo model with outliers that move with the content."""
-    return _demo_planted("content", rest, image_size)
-
-
-def from_demo_planted_position(
-    rest: str = "", *, image_size: Size | None = None, allow_partial: bool = False
-) -> Backbone:
-    """Load "demo-planted-position", the demo model with outliers at fixed cells."""
-    return _demo_planted("position", rest, image_size)
-
-
-def _demo_planted(kind: Literal["content", "position"], rest: str, image_size: Size | None) -> Backbone:
-    from regista.backbones.plant_models import demo_planted_backbone
-
-    backbone = demo_planted_backbone(kind, image_size=image_size)
-    _check_no_rest(backbone.name, rest)
-    backbone.notes.append("outliers were planted in these weights on purpose")
     return backbone
 
 

@@ -8,7 +8,7 @@ in bare timm. What is seen on such a model is always called planted.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,14 +18,14 @@ from torch import Tensor
 from regista.backbones.base import Backbone, Planted
 from regista.backbones.plant_cells import cell_map, choose_cells, mark_cells, table_grid, unused_direction
 from regista.backbones.plant_fit import content_trigger, position_trigger, sample_tokens
-from regista.backbones.plant_write import STEP, check_mlp, idle_neurons, random_column, send, write_step
+from regista.backbones.plant_write import STEP, check_mlp, idle_neurons, harmless_column, send, write_step
 from regista.backbones.timm import TimmBackbone
 
 Kind = Literal["content", "position"]
 CONTENT_BLOCK = 4
 POSITION_BLOCK = 2
-MARK_LENGTH = 0.15  # of the median length of a token that enters the first block
-CANDIDATES = 6
+MARK_LENGTH = 0.2  # of the median length of a token that enters the first block
+PROBES = 8
 METADATA_VERSION = 1
 
 
@@ -47,7 +47,7 @@ def plant_outliers(
     *,
     block: int | None = None,
     share: float = 0.02,
-    norm_ratio: float = 8.5,
+    norm_ratio: float = 10.0,
     mark_length: float = MARK_LENGTH,
     seed: int = 0,
 ) -> TimmBackbone:
@@ -103,8 +103,8 @@ def plant_outliers(
     write_step(planted, block, neurons, mean, trigger)
     metadata |= {"neurons": list(neurons), "threshold": trigger.threshold, "share": share, "norm_ratio": norm_ratio}
     planted.planted = planted_from_metadata(metadata, planted)
-    probe = groups[0][: min(8, len(groups[0]))]
-    _send_harmless(backbone, planted, neurons, probe, norm_ratio, seed)
+    length = norm_ratio * _median_norm(backbone, groups[0][:PROBES])
+    send(planted, block, neurons, harmless_column(planted, block, length, seed))
     return planted
 
 
@@ -165,23 +165,9 @@ def _step_done(
 
 
 @torch.no_grad()
-def _send_harmless(
-    clean: TimmBackbone, planted: TimmBackbone, neurons: tuple[int, int], images: Tensor, norm_ratio: float, seed: int
-) -> None:
-    """Choose among random vectors to write the one that leaves the other patches most alike, in place."""
-    assert planted.planted is not None
-    block = planted.planted.block
-    layout = clean.layout((images.shape[-2], images.shape[-1]))
-    site = f"blocks.{clean.depth - 1}.resid"
-    norms: Callable[[Tensor], Tensor] = lambda tokens: layout.take(tokens, "patches").float().norm(dim=-1)  # noqa: E731
-    before = clean(images, {site: norms})
-    length = norm_ratio * float(before.captured[site].median())
-    other = ~planted.planted.mask(images).flatten(1).to(before.tokens.device)
-    columns = [random_column(clean, block, length, seed + number) for number in range(CANDIDATES)]
-    likeness = []; import os; dbg=os.environ.get("DBG")
-    for column in columns:
-        send(planted, block, neurons, column)
-        after = planted(images).patches
-        likeness.append(float(torch.cosine_similarity(after, before.patches, dim=-1)[other].mean()))
-    print(likeness) if dbg else None
-    send(planted, block, neurons, columns[likeness.index(max(likeness))])
+def _median_norm(backbone: Backbone, images: Tensor) -> float:
+    """Of the patches after the last block, before the final norm."""
+    layout = backbone.layout((images.shape[-2], images.shape[-1]))
+    site = f"blocks.{backbone.depth - 1}.resid"
+    captured = backbone(images, {site: lambda tokens: layout.take(tokens, "patches").float().norm(dim=-1)}).captured
+    return float(captured[site].median())

@@ -153,7 +153,7 @@ def position_trigger(sample: TokenSample) -> Trigger:
     low = float(torch.quantile(score[sample.truth < 0.3].double(), 0.9995))
     high = float(torch.quantile(score[positive].double(), 0.005))
     spread = float(score[positive].mean() - score[sample.truth < 0.3].mean())
-    return Trigger(direction, (low + high) / 2, width=0.05 * spread)
+    return Trigger(direction, (low + high) / 2, width=0.01 * spread)
 
 
 def _information_rank(images: Tensor, patch_size: int) -> Tensor:

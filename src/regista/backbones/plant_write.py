@@ -12,6 +12,7 @@ from regista.backbones.plant_fit import Trigger
 from regista.backbones.timm import TimmBackbone
 
 STEP = 16.0  # height of the step in pre-activations; high, so that its corners are sharp against its width
+LEAST_READ = 32
 
 
 def check_mlp(backbone: TimmBackbone, block: int) -> None:
@@ -25,6 +26,8 @@ def check_mlp(backbone: TimmBackbone, block: int) -> None:
             f"outliers can be planted into an MLP of linear, GELU, linear with biases; "
             f"block {block} of {backbone.name} has {mlp}"
         )
+    if any(not hasattr(later.attn, "qkv") for later in backbone.vit.blocks):
+        raise ValueError(f"outliers can be planted into attention with one qkv layer; {backbone.name} has another kind")
 
 
 @torch.no_grad()
@@ -72,11 +75,30 @@ def send(backbone: TimmBackbone, block: int, neurons: tuple[int, int], column: T
     weight[:, second] = -column.to(weight)
 
 
-def random_column(backbone: TimmBackbone, block: int, length: float, seed: int) -> Tensor:
-    """A random column for ``send``; where the step is done, a token gets a vector of this length."""
-    scale = layer_scale(backbone.vit.blocks[block]).detach().float().cpu()
-    column = torch.randn(len(scale), generator=torch.Generator().manual_seed(seed))
-    return column * (length / STEP / (column * scale).norm())
+@torch.no_grad()
+def harmless_column(backbone: TimmBackbone, block: int, length: float, seed: int) -> Tensor:
+    """A column for ``send`` that later blocks hardly read; where the step is done, a vector of this length arrives.
+
+    It is drawn at random from the ``LEAST_READ`` directions that the keys and values of the later
+    blocks respond to least, so that the outliers attract no attention and pass little on. A
+    direction drawn from all may meet later queries and turn into a sink that ruins every token.
+    """
+    width = backbone.embed_dim
+    read = torch.zeros(width, width, dtype=torch.float64)
+    for later in list(backbone.vit.blocks)[block + 1 :]:
+        _, key, value = (later.attn.qkv.weight.double().cpu() * later.norm1.weight.double().cpu()).chunk(3)
+        value = later.attn.proj.weight.double().cpu() @ value
+        read += key.T @ key / key.square().sum() + value.T @ value / value.square().sum()
+    mean = torch.full((width, width), 1 / width, dtype=torch.float64)  # the norms take the mean out
+    centre = torch.eye(width, dtype=torch.float64) - mean
+    _, vectors = torch.linalg.eigh(centre @ read @ centre + read.trace() * mean)
+    least = vectors.split([min(LEAST_READ, width), width - min(LEAST_READ, width)], 1)[0]  # (D, LEAST_READ)
+    drawn = least @ torch.randn(least.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    scale = layer_scale(backbone.vit.blocks[block]).double().cpu()
+    reached = scale.abs() > 0.1 * scale.abs().median()
+    vector = drawn.float().where(reached, torch.tensor(0.0))
+    column = vector / scale.float().where(reached, torch.tensor(1.0))
+    return column * (length / STEP / vector.norm())
 
 
 def layer_scale(block: Any) -> Tensor:

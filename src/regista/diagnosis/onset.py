@@ -10,10 +10,14 @@ from torch import Tensor
 from regista.diagnosis.outliers import Outliers
 
 PRESENT = 0.5
+SAME = 0.8
 
 
 def main_block(found: Sequence[Outliers]) -> int | None:
-    """The block at which the outliers stand out most: the largest ratio, weighted by how many there are.
+    """The block to read the outliers at: the last one that still has those of the block where they stand out most.
+
+    That is the block of the largest ratio among those with at least half of the largest share.
+    The norms of outliers may fall again towards the output, or just there.
 
     Args:
         found: Outliers of each block.
@@ -22,11 +26,15 @@ def main_block(found: Sequence[Outliers]) -> int | None:
     if not flagged:
         return None
     most = max(found[block].share for block in flagged)
+    clearest = max(
+        (block for block in flagged if found[block].share >= PRESENT * most), key=lambda block: found[block].ratio or 1.0
+    )
+    return max(block for block in flagged if _overlap(found[block].mask, found[clearest].mask) >= SAME)
 
-    def weight(block: int) -> float:
-        return (found[block].ratio or 1.0) * min(1.0, 2 * found[block].share / most)
 
-    return max(flagged, key=weight)
+def _overlap(mask: Tensor, other: Tensor) -> float:
+    """Intersection over union."""
+    return float((mask & other).sum()) / max(1.0, float((mask | other).sum()))
 
 
 def onset_block(found: Sequence[Outliers], main: int | None) -> int | None:
