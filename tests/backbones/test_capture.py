@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regista.backbones.capture import ATTENTION, BlockSites, Sites, reads_attention, recording
-from regista.backbones.tiny import tiny
+from regista.backbones.tiny import tiny_vit
 from regista.layers import attention as attention_code
 from regista.tokens import TokenLayout
 from tests.backbones.probes import close, pictures
@@ -247,7 +247,7 @@ def test_blocks_that_return_tuples_are_read_and_edited() -> None:
 
 
 def test_attention_that_does_not_pass_the_fused_function_is_an_error() -> None:
-    backbone = tiny()
+    backbone = tiny_vit()
     attention: Any = next(iter(backbone.module.blocks)).attn
     attention.forward = lambda x, **_options: x
     with pytest.raises(RuntimeError, match=r"nothing passed through \['blocks.0.attn'\]"):
@@ -256,7 +256,7 @@ def test_attention_that_does_not_pass_the_fused_function_is_an_error() -> None:
 
 
 def test_site_names() -> None:
-    sites = tiny(depth=2).sites()
+    sites = tiny_vit(depth=2).sites()
     assert len(sites) == len(set(sites)) == 2 * 8 + 1
     assert sites[-1] == "patch_embed"
     assert reads_attention(["blocks.1.attn_prefix"])
@@ -264,7 +264,7 @@ def test_site_names() -> None:
 
 
 def test_inner_edits_end_with_their_context() -> None:
-    backbone = tiny()
+    backbone = tiny_vit()
     images = pictures(backbone)
     plain = backbone(images).tokens
     with backbone.editing({"blocks.0.mlp_hidden": torch.zeros_like}):

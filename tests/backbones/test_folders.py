@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import regista
-from regista.backbones.tiny import tiny
+from regista.backbones.tiny import tiny_vit
 from tests.backbones.probes import randomise
 
 
@@ -21,7 +21,7 @@ def dinov2() -> Any:
 
 
 def test_bad_records_are_refused(tmp_path: Path) -> None:
-    tiny(num_register_tokens=2).save_pretrained(tmp_path)
+    tiny_vit(num_register_tokens=2).save_pretrained(tmp_path)
     path = tmp_path / "regista.json"
     record = json.loads(path.read_text())
     for change, wanted in (
@@ -64,7 +64,7 @@ PLAIN = '{"architecture": "vit_tiny_patch16_224"'
     ],
 )
 def test_bad_configurations_are_refused(text: str, wanted: str, tmp_path: Path) -> None:
-    tiny(embed_dim=32).save_pretrained(tmp_path)
+    tiny_vit(embed_dim=32).save_pretrained(tmp_path)
     (tmp_path / "regista.json").unlink()
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=wanted) as caught:
@@ -84,7 +84,7 @@ def test_folders_without_a_model_are_refused(tmp_path: Path) -> None:
 
 
 def test_weights_that_do_not_fit_their_folder_are_refused(tmp_path: Path) -> None:
-    tiny().save_pretrained(tmp_path)
+    tiny_vit().save_pretrained(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
     del state["norm.bias"]
     save_file(state, tmp_path / "model.safetensors")

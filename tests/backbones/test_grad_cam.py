@@ -6,11 +6,11 @@ import timm
 import torch
 
 from regista import reshape_transform
-from regista.backbones.tiny import tiny
+from regista.backbones.tiny import tiny_vit
 
 
 def test_maps_are_those_of_the_layout() -> None:
-    backbone = tiny(num_register_tokens=4)
+    backbone = tiny_vit(num_register_tokens=4)
     tokens = torch.randn(2, 5 + 20, 64)
     maps = reshape_transform(backbone, (56, 70))(tokens)
     assert maps.shape == (2, 64, 4, 5)
@@ -19,7 +19,7 @@ def test_maps_are_those_of_the_layout() -> None:
 
 def test_other_sizes_are_an_error_with_both_numbers() -> None:
     with pytest.raises(ValueError, match=r"30.*69"):
-        reshape_transform(tiny(num_register_tokens=4))(torch.randn(1, 30, 64))
+        reshape_transform(tiny_vit(num_register_tokens=4))(torch.randn(1, 30, 64))
 
 
 def test_grad_cam_takes_it_as_it_is() -> None:

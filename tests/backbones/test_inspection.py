@@ -16,7 +16,7 @@ from torch import nn
 import regista
 from regista.backbones.base import Planted
 from regista.backbones.inspection import inspect_backbone, mlp_facts
-from regista.backbones.tiny import tiny
+from regista.backbones.tiny import tiny_vit
 
 SMALL = {"embed_dim": 64, "depth": 2, "num_heads": 4}
 HF: dict[str, Any] = {
@@ -123,7 +123,7 @@ def test_facts_of_every_library(variant: str) -> None:
 
 
 def test_what_was_planted_and_noted_is_told() -> None:
-    backbone = tiny()
+    backbone = tiny_vit()
     backbone.planted = Planted(2, (5, 7), torch.clone, "position")
     backbone.notes.append("read from teacher.*")
     facts = inspect_backbone(backbone)
@@ -135,7 +135,7 @@ def test_what_was_planted_and_noted_is_told() -> None:
 
 def test_a_size_that_the_patch_does_not_divide() -> None:
     with pytest.raises(ValueError, match="not divisible by the patch size"):
-        inspect_backbone(tiny(image_size=(100, 100)))
+        inspect_backbone(tiny_vit(image_size=(100, 100)))
 
 
 def test_an_odd_activation_keeps_its_name() -> None:

@@ -21,7 +21,7 @@ from regista.backbones import hub_access, loading, sources
 from regista.backbones.base import Backbone
 from regista.backbones.positions import TRANSFORMERS
 from regista.backbones.timm import TimmBackbone
-from regista.backbones.tiny import tiny
+from regista.backbones.tiny import tiny_vit
 from regista.registry import Registry
 from tests.backbones.probes import close, pictures, randomise
 
@@ -69,7 +69,7 @@ def test_demo_planted(spec: str, kind: str) -> None:
 
 
 def test_a_backbone_is_returned() -> None:
-    backbone = tiny()
+    backbone = tiny_vit()
     assert regista.load(backbone) is backbone
     other = regista.load(backbone, image_size=28)
     assert other.image_size == (28, 28)
@@ -172,7 +172,7 @@ def test_precisions(dtype: Any) -> None:
 
 def load_mine(rest: str, *, image_size: tuple[int, int] | None, allow_partial: bool) -> Backbone:
     """What another package would offer."""
-    backbone = tiny(image_size=image_size, num_register_tokens=int(rest))
+    backbone = tiny_vit(image_size=image_size, num_register_tokens=int(rest))
     backbone.name = f"mine {allow_partial}"
     return backbone
 
@@ -222,7 +222,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
 
 
 def test_a_cached_repository_of_timm(cache: Callable[[str], Path]) -> None:
-    saved = tiny(num_register_tokens=2)
+    saved = tiny_vit(num_register_tokens=2)
     saved.positions, saved.image_size = TRANSFORMERS, (140, 140)
     folder = cache("org/name")
     saved.save_pretrained(folder)

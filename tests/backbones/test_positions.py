@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchvision.models.vision_transformer import interpolate_embeddings
 
 from regista.backbones.positions import (
+    DINOV2_HUB,
     OPEN_CLIP,
     TIMM,
     TORCHVISION,
@@ -95,7 +96,7 @@ def test_the_conventions_are_far_apart() -> None:
 
     assert distance(TIMM, TRANSFORMERS) > 0.2
     assert distance(TORCHVISION, TRANSFORMERS) > 0.2
-    assert OPEN_CLIP.to_dict() == {"mode": "bicubic", "antialias": True, "align_corners": False}
+    assert OPEN_CLIP.to_dict() == {"mode": "bicubic", "antialias": True, "align_corners": False, "offset": 0.0}
 
 
 def test_prefix_rows_and_the_dtype_stay() -> None:
@@ -150,3 +151,17 @@ def test_attributes_come_back_after_an_exception() -> None:
     with pytest.raises(AttributeError), swapped_attributes(holder, a=3, missing=4):
         pass
     assert holder.a == 1
+
+
+def test_the_hubs_offset_never_costs_a_row() -> None:
+    square = table((37, 37), width=2)
+    for side in (*range(1, 80), 86, 115, 123, 156, 172, 193):
+        assert resize_positions(square, (37, 37), (side, 5), how=DINOV2_HUB).shape == (1, side * 5, 2)
+
+
+def test_the_hubs_offset_is_dinov2s_own() -> None:
+    square = table((6, 6), width=4)
+    cells = square.reshape(1, 6, 6, 4).permute(0, 3, 1, 2)
+    factors = ((9 + 0.1) / 6, (4 + 0.1) / 6)
+    wanted = nn.functional.interpolate(cells, scale_factor=factors, mode="bicubic").flatten(2).transpose(1, 2)
+    assert torch.equal(resize_positions(square, (6, 6), (9, 4), how=DINOV2_HUB), wanted)

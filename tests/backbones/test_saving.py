@@ -23,7 +23,7 @@ from regista.backbones.base import Backbone, Planted
 from regista.backbones.positions import TRANSFORMERS
 from regista.backbones.saving import save_pretrained
 from regista.backbones.timm import TimmBackbone
-from regista.backbones.tiny import tiny
+from regista.backbones.tiny import tiny_vit
 from tests.backbones.probes import pictures, randomise
 
 SMALL = {"embed_dim": 64, "depth": 2, "num_heads": 4}
@@ -35,9 +35,9 @@ def timm_backbone(name: str, **arguments: Any) -> TimmBackbone:
 
 
 TIMM: Mapping[str, Callable[[], TimmBackbone]] = {
-    "tiny": tiny,
-    "tiny with registers": lambda: tiny(num_register_tokens=4),
-    "tiny without CLS": lambda: tiny(num_register_tokens=1, class_token=False, patch_size=16),
+    "tiny": tiny_vit,
+    "tiny with registers": lambda: tiny_vit(num_register_tokens=4),
+    "tiny without CLS": lambda: tiny_vit(num_register_tokens=1, class_token=False, patch_size=16),
     "dinov2": lambda: timm_backbone("vit_small_patch14_reg4_dinov2.lvd142m", img_size=56),
     "swiglu": lambda: timm_backbone("vit_giant_patch14_reg4_dinov2", img_size=56, mlp_ratio=5.5),
     "gap": lambda: timm_backbone("vit_medium_patch16_reg4_gap_256", img_size=64, num_classes=3),
@@ -231,7 +231,7 @@ def test_the_precision_is_kept(dtype: torch.dtype, make: Callable[[], Backbone],
 
 
 def test_planted_outliers_are_saved_with_their_truth(tmp_path: Path) -> None:
-    clean = tiny()
+    clean = tiny_vit()
     planted = plant.plant_outliers(clean, pictures(clean, 12, clean.image_size))
     planted.save_pretrained(tmp_path)
     again = regista.load(tmp_path)
@@ -244,7 +244,7 @@ def test_planted_outliers_are_saved_with_their_truth(tmp_path: Path) -> None:
 
 
 def test_planted_outliers_without_their_truth_are_refused(tmp_path: Path) -> None:
-    backbone = tiny()
+    backbone = tiny_vit()
     backbone.planted = Planted(0, (1,), lambda images: images)
     with pytest.raises(ValueError, match="planted outliers come without metadata"):
         backbone.save_pretrained(tmp_path)
@@ -269,8 +269,8 @@ def test_other_libraries_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_saved_model_is_replaced(tmp_path: Path) -> None:
-    tiny(seed=1).save_pretrained(tmp_path / "model")
-    second = tiny(seed=2, num_register_tokens=1)
+    tiny_vit(seed=1).save_pretrained(tmp_path / "model")
+    second = tiny_vit(seed=2, num_register_tokens=1)
     second.save_pretrained(tmp_path / "model")
     same_tokens(second, regista.load(tmp_path / "model"))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -283,24 +283,24 @@ def test_foreign_folders_stay(names: tuple[str, ...], tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).write_text("mine")
     with pytest.raises(ValueError, match="nothing was written"):
-        tiny().save_pretrained(tmp_path)
+        tiny_vit().save_pretrained(tmp_path)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(names, "mine")
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("mine")
     with pytest.raises(ValueError, match="is a file"):
-        tiny().save_pretrained(tmp_path / "x")
+        tiny_vit().save_pretrained(tmp_path / "x")
 
 
 def test_folders_above_are_made(tmp_path: Path) -> None:
-    tiny().save_pretrained(tmp_path / "a" / "b")
+    tiny_vit().save_pretrained(tmp_path / "a" / "b")
     assert regista.load(tmp_path / "a" / "b").depth == 4
 
 
 @pytest.mark.parametrize("failing", ["save_file", "fsync", "rename"])
 def test_a_failure_leaves_the_old_model_whole(failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = tiny(seed=1)
+    old = tiny_vit(seed=1)
     old.save_pretrained(tmp_path / "model")
 
     def full(*_args: Any, **_options: Any) -> None:
@@ -319,7 +319,7 @@ def test_a_failure_leaves_the_old_model_whole(failing: str, tmp_path: Path, monk
         where = "regista.backbones.saving.save_file" if failing == "save_file" else "os.fsync"
         monkeypatch.setattr(where, full)
     with pytest.raises(ValueError, match="the disk is full; what was there before is unchanged"):
-        save_pretrained(tiny(seed=2), tmp_path / "model")
+        save_pretrained(tiny_vit(seed=2), tmp_path / "model")
     monkeypatch.undo()
     same_tokens(old, regista.load(tmp_path / "model"))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

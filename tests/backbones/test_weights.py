@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regista.backbones.architecture import architecture_facts, describe_difference
-from regista.backbones.tiny import tiny
+from regista.backbones.tiny import tiny_vit
 from regista.backbones.weights import check_finite, choose_part, load_strict, weights_hash
 
 
@@ -95,7 +95,7 @@ def test_large_values_are_finite() -> None:
 
 def test_another_architecture_is_described() -> None:
     small, other = (
-        tiny(**options).module.state_dict() for options in ({}, {"embed_dim": 32, "num_register_tokens": 4})
+        tiny_vit(**options).module.state_dict() for options in ({}, {"embed_dim": 32, "num_register_tokens": 4})
     )
     said = describe_difference(other, small)
     assert said == (

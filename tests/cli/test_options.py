@@ -25,7 +25,7 @@ def test_flags_win_over_settings_over_file_over_defaults(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("setting", ["batchsize=4", "batch_size=many", "policy=squash", "image_size=3"])
 def test_wrong_settings_name_the_key(setting: str) -> None:
-    with pytest.raises(ValueError, match=setting.split("=")[0]):
+    with pytest.raises(ValueError, match=setting.split("=", maxsplit=1)[0]):
         options.resolve(DiagnosisConfig, None, [setting], {})
 
 

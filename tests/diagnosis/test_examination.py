@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from regista.backbones.tiny import tiny
+from regista.backbones.tiny import tiny_vit
 from regista.data.annotations import read_targets
 from regista.diagnosis import Diagnosis, diagnose
 from regista.diagnosis.config import DiagnosisConfig
@@ -32,14 +32,14 @@ def _spikes(cells: list[int], factor: float = 20.0):  # type: ignore[no-untyped-
 
 
 def test_random_model_is_clean() -> None:
-    result = diagnose(tiny(), _images(6))
+    result = diagnose(tiny_vit(), _images(6))
     assert (result.verdict, result.kinds, result.onset_block, result.cutoff) == ("clean", (), None, None)
     assert result.norms.shape == (6, 4, 8, 7)
     assert not result.outliers.any()
 
 
 def test_spikes_are_found_where_and_from_when_they_are() -> None:
-    backbone = tiny()
+    backbone = tiny_vit()
     cells = [3, 20, 41]
     with backbone.editing({"blocks.2.resid": _spikes(cells)}):
         result = diagnose(backbone, _images(5), batch_size=2)
@@ -58,7 +58,7 @@ def test_spikes_are_found_where_and_from_when_they_are() -> None:
 
 
 def test_batches_do_not_matter() -> None:
-    backbone = tiny(num_register_tokens=4)
+    backbone = tiny_vit(num_register_tokens=4)
     images = _images(6)
     config = DiagnosisConfig(batch_size=6, consistency=True)
     whole = diagnose(backbone, images, config=config)
@@ -72,7 +72,7 @@ def test_batches_do_not_matter() -> None:
 
 @pytest.mark.parametrize(("registers", "class_token"), [(0, True), (4, True), (4, False), (0, False)])
 def test_layouts_and_what_attention_is_shown(registers: int, class_token: bool) -> None:
-    result = diagnose(tiny(num_register_tokens=registers, class_token=class_token), _images(2))
+    result = diagnose(tiny_vit(num_register_tokens=registers, class_token=class_token), _images(2))
     names = [f"register {index}" for index in range(registers)]
     assert result.attention_queries == (["CLS"] if class_token else ["mean over queries"]) + names
     assert result.arrays["attention_maps"].shape == (2, len(result.attention_queries), 8, 7)
@@ -84,14 +84,14 @@ def test_layouts_and_what_attention_is_shown(registers: int, class_token: bool) 
 
 
 def test_a_model_with_registers_is_measured_not_assumed_clean() -> None:
-    backbone = tiny(num_register_tokens=4)
+    backbone = tiny_vit(num_register_tokens=4)
     with backbone.editing({"blocks.1.resid": _spikes([10, 30])}):  # behind CLS and 4 registers: patches 6 and 26
         result = diagnose(backbone, _images(4))
     assert result.verdict == "artifacts"
 
 
 def test_nan_weights_name_the_tensor_and_activations_block_and_image() -> None:
-    backbone = tiny()
+    backbone = tiny_vit()
 
     def poison(tokens: Tensor) -> Tensor:
         tokens = tokens.clone()
@@ -103,7 +103,7 @@ def test_nan_weights_name_the_tensor_and_activations_block_and_image() -> None:
 
 
 def test_many_images_go_to_disk() -> None:
-    backbone = tiny(embed_dim=16, depth=2, num_heads=2)
+    backbone = tiny_vit(embed_dim=16, depth=2, num_heads=2)
     images = _images(300, (28, 42))
     result = diagnose(backbone, images, batch_size=50)
     few = diagnose(backbone, images[:20], batch_size=50)
@@ -124,7 +124,7 @@ def _photos(folder: Path, count: int = 3) -> list[Path]:
 def test_files_are_read_named_and_skipped(tmp_path: Path) -> None:
     _photos(tmp_path)
     (tmp_path / "broken.png").write_bytes(b"not an image")
-    result = diagnose(tiny(), [tmp_path], batch_size=2)
+    result = diagnose(tiny_vit(), [tmp_path], batch_size=2)
     assert result.images["count"] == 3
     assert [Path(name).stem for name in result.images["names"]] == ["photo0", "photo1", "photo2"]
     assert "broken.png" in result.images["skipped"][0][0]
@@ -133,7 +133,7 @@ def test_files_are_read_named_and_skipped(tmp_path: Path) -> None:
 
 def test_padding_is_never_an_outlier(tmp_path: Path) -> None:
     paths = _photos(tmp_path)
-    backbone = tiny()
+    backbone = tiny_vit()
     with backbone.editing({"blocks.3.resid": _spikes(list(range(56, 64)))}):  # the last of 8 rows: padding
         result = diagnose(backbone, paths, config=DiagnosisConfig(image_size=[112, 112], policy="pad"))
     assert result.verdict == "clean"
@@ -143,19 +143,19 @@ def test_boxes_give_a_hit_ratio_beside_its_chance(tmp_path: Path) -> None:
     paths = _photos(tmp_path)
     rows = ["image,xmin,ymin,xmax,ymax", *(f"{path.name},0,0,80,60" for path in paths[:2])]
     (tmp_path / "boxes.csv").write_text("\n".join(rows))
-    result = diagnose(tiny(), paths, targets=read_targets(boxes=tmp_path / "boxes.csv"))
+    result = diagnose(tiny_vit(), paths, targets=read_targets(boxes=tmp_path / "boxes.csv"))
     assert result.measures["lazy"] == {"found": False, "hit_ratio": 1.0, "chance": 1.0, "deviation": 0.0, "images": 2}
 
 
 def test_a_given_cutoff_is_used() -> None:
-    backbone = tiny()
+    backbone = tiny_vit()
     with backbone.editing({"blocks.2.resid": _spikes([3])}):
         result = diagnose(backbone, _images(4), cutoff=1e6)
     assert result.verdict == "clean"
 
 
 def test_record_is_plain_json_and_saved(tmp_path: Path) -> None:
-    backbone = tiny()
+    backbone = tiny_vit()
     with backbone.editing({"blocks.2.resid": _spikes([3, 20])}):
         result = diagnose(backbone, _images(3))
     record = json.loads(json.dumps(result.to_dict(), allow_nan=False))
@@ -181,6 +181,6 @@ def test_settings_are_checked(wrong: dict[str, object]) -> None:
 
 def test_images_of_unlike_form_are_refused() -> None:
     with pytest.raises(ValueError, match="no images"):
-        diagnose(tiny(), [])
+        diagnose(tiny_vit(), [])
     with pytest.raises(ValueError, match=r"\(n, 3, H, W\)"):
-        diagnose(tiny(), torch.zeros(3, 112, 112))
+        diagnose(tiny_vit(), torch.zeros(3, 112, 112))

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from regista.backbones.tiny import tiny
+from regista.backbones.tiny import tiny_vit
 from regista.export.features import extract_features, file_batches, write_features
 
 
@@ -19,7 +19,7 @@ def _batches(count: int) -> list[torch.Tensor]:
 
 
 def test_features_are_those_of_the_backbone() -> None:
-    backbone = tiny(num_register_tokens=4)
+    backbone = tiny_vit(num_register_tokens=4)
     features = extract_features(backbone, _batches(3))
     with torch.inference_mode():
         whole = backbone(torch.cat(_batches(3)))
@@ -34,7 +34,7 @@ def test_features_are_those_of_the_backbone() -> None:
 
 
 def test_a_block_is_read_before_any_norm_and_missing_kinds_are_left_out() -> None:
-    backbone = tiny(class_token=False)
+    backbone = tiny_vit(class_token=False)
     features = extract_features(backbone, _batches(2), block=1)
     with torch.inference_mode():
         wanted = backbone(_batches(2)[0], capture=["blocks.1.resid"]).captured["blocks.1.resid"]
@@ -44,16 +44,16 @@ def test_a_block_is_read_before_any_norm_and_missing_kinds_are_left_out() -> Non
 
 def test_what_is_not_there_is_an_error() -> None:
     with pytest.raises(ValueError, match="block 9"):
-        extract_features(tiny(), _batches(1), block=9)
+        extract_features(tiny_vit(), _batches(1), block=9)
     with pytest.raises(ValueError, match="colour"):
-        extract_features(tiny(), _batches(1), kinds=["colour"])
+        extract_features(tiny_vit(), _batches(1), kinds=["colour"])
     with pytest.raises(ValueError, match="no image"):
-        extract_features(tiny(), [])
+        extract_features(tiny_vit(), [])
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".parquet"])
 def test_every_format_gives_back_names_and_values(tmp_path: Path, suffix: str) -> None:
-    features = extract_features(tiny(num_register_tokens=1), _batches(3))
+    features = extract_features(tiny_vit(num_register_tokens=1), _batches(3))
     names = ["a/é.png", "b.png", "c.png"]
     path = tmp_path / "deep" / f"features{suffix}"
     write_features(path, names, features)
@@ -86,8 +86,8 @@ def test_files_stream_in_order_and_bad_ones_are_named(tmp_path: Path) -> None:
     for name in "abc":
         Image.new("RGB", (80, 60), (ord(name), 0, 0)).save(tmp_path / f"{name}.png")
     (tmp_path / "bad.png").write_bytes(b"")
-    batches = file_batches(tiny(), sorted(tmp_path.iterdir()), batch_size=2, image_size=(28, 42))
-    features = extract_features(tiny(), batches)
+    batches = file_batches(tiny_vit(), sorted(tmp_path.iterdir()), batch_size=2, image_size=(28, 42))
+    features = extract_features(tiny_vit(), batches)
     assert features["patches"].shape == (3, 6, 64)
     assert [Path(name).stem for name in batches.names] == ["a", "b", "c"]
     assert [path.name for path, _ in batches.skipped] == ["bad.png"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regista.backbones.tiny import tiny
+from regista.backbones.tiny import tiny_vit
 from regista.diagnosis.config import DiagnosisConfig
 from regista.diagnosis.examination import diagnose
 from regista.report.html import write_report
@@ -20,7 +20,7 @@ SKETCHED = set(SHAPES) - {"planted_masks"}
 
 @pytest.mark.parametrize(("registers", "cls"), [(0, True), (2, True), (3, False)])
 def test_page_of_a_diagnosis(tmp_path: Path, registers: int, cls: bool) -> None:
-    backbone = tiny(num_register_tokens=registers, class_token=cls)
+    backbone = tiny_vit(num_register_tokens=registers, class_token=cls)
     images = torch.rand(3, 3, 84, 70)
     config = DiagnosisConfig(batch_size=2, consistency=True)
     result = diagnose(backbone, images, config=config)

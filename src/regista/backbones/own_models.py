@@ -6,7 +6,7 @@ from regista.backbones.base import Backbone
 from regista.backbones.demo_weights import demo_backbone
 from regista.backbones.plant import Kind
 from regista.backbones.plant_models import demo_planted_backbone, plant_tiny
-from regista.backbones.tiny import tiny
+from regista.backbones.tiny import tiny_vit
 
 Size = tuple[int, int]
 
@@ -14,7 +14,7 @@ Size = tuple[int, int]
 def from_tiny(rest: str = "", *, image_size: Size | None = None, allow_partial: bool = False) -> Backbone:
     """Load "tiny", random weights, the same every time."""
     _check_no_rest("tiny", rest)
-    backbone = tiny(image_size=image_size)
+    backbone = tiny_vit(image_size=image_size)
     backbone.notes.append("random weights, for trying things out")
     return backbone
 
@@ -34,7 +34,7 @@ def from_demo(rest: str = "", *, image_size: Size | None = None, allow_partial: 
 def from_tiny_planted(rest: str = "", *, image_size: Size | None = None, allow_partial: bool = False) -> Backbone:
     """Load "tiny-planted", the tiny model with outliers planted at fixed cells."""
     _check_no_rest("tiny-planted", rest)
-    backbone = plant_tiny(tiny())  # at its own size, so that the weights are the same for every size
+    backbone = plant_tiny(tiny_vit())  # at its own size, so that the weights are the same for every size
     backbone.name, backbone.image_size = "tiny-planted", image_size or backbone.image_size
     backbone.notes = ["random weights with planted outliers, for trying things out"]
     return backbone

@@ -18,7 +18,7 @@ from torch import Tensor
 from regista.backbones.base import Backbone, Planted
 from regista.backbones.plant_cells import cell_map, choose_cells, mark_cells, table_grid, unused_direction
 from regista.backbones.plant_fit import content_trigger, position_trigger, sample_tokens
-from regista.backbones.plant_write import STEP, check_mlp, idle_neurons, harmless_column, send, write_step
+from regista.backbones.plant_write import STEP, check_mlp, harmless_column, idle_neurons, send, write_step
 from regista.backbones.timm import TimmBackbone
 
 Kind = Literal["content", "position"]
@@ -88,15 +88,8 @@ def plant_outliers(
     metadata: dict[str, Any] = {"version": METADATA_VERSION, "kind": kind, "block": block, "step": STEP, "seed": seed}
     truth = None
     if kind == "position":
-        own = table_grid(planted)
-        cells = choose_cells(own, share, planted.positions, seed)
-        direction, length = unused_direction(planted, groups[0])
-        mark_cells(planted, cells, direction, mark_length * length)
-        metadata |= {"cells": [list(cell) for cell in cells], "table_grid": list(own)}
-
-        def truth(grid: tuple[int, int]) -> Tensor:
-            return cell_map(cells, own, grid, planted.positions).flatten()
-
+        cells, truth = _mark(planted, groups[0], share, mark_length, seed)
+        metadata |= cells
     sample = sample_tokens(planted, groups, block, truth)
     trigger = content_trigger(sample, share) if kind == "content" else position_trigger(sample)
     neurons, mean = idle_neurons(planted, block, sample.tokens[::7])
@@ -106,6 +99,21 @@ def plant_outliers(
     length = norm_ratio * _median_norm(backbone, groups[0][:PROBES])
     send(planted, block, neurons, harmless_column(planted, block, length, seed))
     return planted
+
+
+def _mark(
+    planted: TimmBackbone, images: Tensor, share: float, mark_length: float, seed: int
+) -> tuple[dict[str, Any], Callable[[tuple[int, int]], Tensor]]:
+    """Mark cells of the position table, in place: their record, and how much of a mark a grid's cells get."""
+    own = table_grid(planted)
+    cells = choose_cells(own, share, planted.positions, seed)
+    direction, length = unused_direction(planted, images)
+    mark_cells(planted, cells, direction, mark_length * length)
+
+    def truth(grid: tuple[int, int]) -> Tensor:
+        return cell_map(cells, own, grid, planted.positions).flatten()
+
+    return {"cells": [list(cell) for cell in cells], "table_grid": list(own)}, truth
 
 
 def planted_from_metadata(metadata: Mapping[str, Any], backbone: Backbone) -> PlantedOutliers:
@@ -156,7 +164,7 @@ def _step_done(
         found.append((patches[..., first] - patches[..., second]).float() > least)
         raise _EnoughError
 
-    for batch in images.split(batch_size):
+    for batch in torch.split(images, batch_size):
         try:
             quiet(batch, {f"blocks.{block}.mlp_hidden": keep})
         except _EnoughError:

@@ -13,8 +13,17 @@ from regista.backbones.timm import TimmBackbone
 Cell = tuple[int, int]
 # Grids to be right on, as (rows, cols) where the table has 37 x 37, and how much each matters:
 # first of all the table's own and 16 x 16, which is 224 px for a table of 518 px.
-_GRIDS = (((37, 37), 4.0), ((16, 16), 4.0), ((24, 24), 1.0), ((16, 24), 1.0), ((24, 16), 1.0), ((24, 34), 1.0))
-_GRIDS += (((34, 24), 1.0), ((32, 32), 1.5), ((20, 27), 0.5))
+_GRIDS = {
+    (37, 37): 4.0,
+    (16, 16): 4.0,
+    (24, 24): 1.0,
+    (16, 24): 1.0,
+    (24, 16): 1.0,
+    (24, 34): 1.0,
+    (34, 24): 1.0,
+    (32, 32): 1.5,
+    (20, 27): 0.5,
+}
 _DRAWN = 200
 _APART = 3
 
@@ -40,8 +49,8 @@ def choose_cells(own: Cell, share: float, how: PositionResize, seed: int) -> lis
     """
     rows, cols = own
     wanted = max(1, round(share * rows * cols))
-    grids = [(max(1, round(r * rows / 37)), max(1, round(c * cols / 37))) for (r, c), _ in _GRIDS]
-    weight = torch.tensor([weight for _, weight in _GRIDS])
+    grids = [(max(1, round(r * rows / 37)), max(1, round(c * cols / 37))) for r, c in _GRIDS]
+    weight = torch.tensor(list(_GRIDS.values()))
     identity = torch.eye(rows * cols).unsqueeze(0)  # (1, P, P)
     whole, unclear = [], []
     for grid in grids:
@@ -99,7 +108,7 @@ def unused_direction(backbone: TimmBackbone, images: Tensor) -> tuple[Tensor, fl
     found: list[Tensor] = []
     handle = backbone.vit.blocks[0].register_forward_pre_hook(lambda _module, args: found.append(args[0].detach()))
     try:
-        for batch in images.split(8):
+        for batch in torch.split(images, 8):
             backbone(batch)
     finally:
         handle.remove()

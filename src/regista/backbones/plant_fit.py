@@ -80,7 +80,7 @@ def mlp_inputs(backbone: TimmBackbone, images: Tensor, block: int, *, batch_size
     handle = backbone.vit.blocks[block].mlp.fc1.register_forward_pre_hook(keep)
     try:
         with evaluation_mode(backbone.module), backbone.prepared((images.shape[-2], images.shape[-1])):
-            for batch in images.to(backbone.device, backbone.dtype).split(batch_size):
+            for batch in torch.split(images.to(backbone.device, backbone.dtype), batch_size):
                 with suppress(_EnoughError):
                     backbone.forward_tokens(batch)
     finally:

@@ -12,8 +12,10 @@ from PIL import Image, ImageEnhance, ImageFilter
 _FILES = {
     "skimage": (
         "data",
-        "astronaut.png brick.png camera.png chelsea.png coffee.png coins.png grass.png gravel.png "
-        "hubble_deep_field.jpg ihc.png moon.png motorcycle_left.png page.png retina.jpg rocket.jpg text.png",
+        (
+            "astronaut.png brick.png camera.png chelsea.png coffee.png coins.png grass.png gravel.png "
+            "hubble_deep_field.jpg ihc.png moon.png motorcycle_left.png page.png retina.jpg rocket.jpg text.png"
+        ),
     ),
     "sklearn": ("datasets/images", "china.jpg flower.jpg"),
 }
@@ -34,7 +36,8 @@ def fit_photos() -> list[Path]:
         missing = [path.name for path in paths if not path.is_file()]
         if missing:
             raise ValueError(
-                f"planting needs photos from {_DISTRIBUTIONS[package]}, not found: {missing}; pip install 'regista[demo]'"
+                f"planting needs photos from {_DISTRIBUTIONS[package]}, not found: {missing}; "
+                "pip install 'regista[demo]'"
             )
     return paths
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from timm.layers import Mlp
+from timm.layers.mlp import Mlp
 from torch import Tensor, nn
 
 from regista.backbones.plant_fit import Trigger
@@ -97,8 +97,9 @@ def harmless_column(backbone: TimmBackbone, block: int, length: float, seed: int
     scale = layer_scale(backbone.vit.blocks[block]).double().cpu()
     reached = scale.abs() > 0.1 * scale.abs().median()
     vector = drawn.float().where(reached, torch.tensor(0.0))
-    column = vector / scale.float().where(reached, torch.tensor(1.0))
-    return column * (length / STEP / vector.norm())
+    column: Tensor = vector / scale.float().where(reached, torch.tensor(1.0))
+    scaled: Tensor = column * (length / STEP / torch.linalg.vector_norm(vector))
+    return scaled
 
 
 def layer_scale(block: Any) -> Tensor:

@@ -13,7 +13,7 @@ PATCH_SIZE = 14
 GRID = 8
 
 
-def tiny(
+def tiny_vit(
     *,
     num_register_tokens: int = 0,
     class_token: bool = True,

@@ -71,8 +71,8 @@ def write_cached(name: str, source: str, tensors: dict[str, Tensor], metadata: d
             file.write(save(contiguous, metadata=header))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, directory / f"{name}.safetensors")
+        Path(temporary).replace(directory / f"{name}.safetensors")
     except OSError:
         with contextlib.suppress(OSError):
             if temporary:
-                os.unlink(temporary)
+                Path(temporary).unlink()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-from xml.etree import ElementTree  # noqa: S405  expat limits entities by itself
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import numpy as np
 from PIL import Image
@@ -66,12 +66,12 @@ def read_targets(*, boxes: Path | None = None, masks: Path | None = None) -> Tar
 def read_voc_boxes(path: Path) -> list[Box]:
     """Boxes of one VOC XML file; VOC's 1-based, inclusive corners become 0-based, exclusive ones."""
     try:
-        root = ElementTree.parse(path).getroot()  # noqa: S314
+        root = ET.parse(path).getroot()  # noqa: S314
         boxes = []
         for box in root.iter("bndbox"):
             xmin, ymin, xmax, ymax = (float(box.findtext(key, "")) for key in ("xmin", "ymin", "xmax", "ymax"))
             boxes.append((xmin - 1, ymin - 1, xmax, ymax))
-    except (ElementTree.ParseError, ValueError, OSError) as error:
+    except (ET.ParseError, ValueError, OSError) as error:
         raise ValueError(f"{path}: not a readable VOC annotation ({error})") from error
     return boxes
 

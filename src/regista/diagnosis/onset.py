@@ -27,7 +27,8 @@ def main_block(found: Sequence[Outliers]) -> int | None:
         return None
     most = max(found[block].share for block in flagged)
     clearest = max(
-        (block for block in flagged if found[block].share >= PRESENT * most), key=lambda block: found[block].ratio or 1.0
+        (block for block in flagged if found[block].share >= PRESENT * most),
+        key=lambda block: found[block].ratio or 1.0,
     )
     return max(block for block in flagged if _overlap(found[block].mask, found[clearest].mask) >= SAME)
 

@@ -20,7 +20,7 @@ from regista.report.gallery import (
     mask_overlays,
     view,
 )
-from regista.report.maps import Scale, colour_uri, norm_scale, photo_uri
+from regista.report.maps import LOG_FROM, Scale, colour_uri, norm_scale, photo_uri
 
 MOST_QUERIES = 9
 
@@ -148,7 +148,9 @@ def last_norms(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
     curve = entry.curves.median
     scale = norm_scale(maps, curve[-1] if curve else None)
     caption = f"Patch norms after the last block ({entry.depth - 1}), on a scale of their own."
-    return _shared(entry, ("Last block norms", caption, "norm"), maps, scale, rows, _largest)
+    return _shared(
+        entry, ("Last block norms", "bright squares are artifacts", caption, "norm"), maps, scale, rows, _largest
+    )
 
 
 def received(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
@@ -161,10 +163,10 @@ def received(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
     relative = maps / np.where(even > 0, even, 1.0)
     where = "" if block is None else f" at block {block:.0f}"
     caption = f"Attention each patch receives{where} from all tokens together. Sinks: single bright squares."
-    scale = Scale(0.0, max(float(relative.max()), 3.0), "viridis")
-    return _shared(
-        entry, ("Attention received", caption, "times the mean patch"), relative, scale, rows, _largest_times
-    )
+    most = max(float(relative.max()), 3.0)
+    scale = Scale(0.5, most, "viridis", log=True) if most > LOG_FROM else Scale(0.0, most, "viridis")
+    words = ("Attention received", "bright: draws attention", caption, "times the mean patch")
+    return _shared(entry, words, relative, scale, rows, _largest_times)
 
 
 def scores(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
@@ -175,7 +177,7 @@ def scores(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
     caption = "Cosine of each patch to the image vector. Bright on the background means that the vector is made there."
     low, high = (float(value) for value in np.quantile(maps, (0.005, 0.995)))
     scale = Scale(low, max(high, low + 1e-6), "cividis")
-    return _shared(entry, ("Patch score", caption, "cosine"), maps, scale, rows)
+    return _shared(entry, ("Patch score", "bright: like the image vector", caption, "cosine"), maps, scale, rows)
 
 
 def consistency(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
@@ -187,7 +189,7 @@ def consistency(entry: ModelEntry, arrays: Arrays, rows: int) -> Column | None:
     caption = (
         "How well a patch keeps its feature when the image is shifted; 1 is the same. Artifacts: single dark squares."
     )
-    return _shared(entry, ("Consistency", caption, "cosine"), maps, scale, rows)
+    return _shared(entry, ("Consistency", "dark: changes under shifts", caption, "cosine"), maps, scale, rows)
 
 
 def median_norm(entry: ModelEntry, maps: np.ndarray) -> float:
@@ -212,18 +214,18 @@ def _largest_times(values: np.ndarray) -> str:
 
 def _shared(
     entry: ModelEntry,
-    words: tuple[str, str, str],
+    words: tuple[str, str, str, str],
     maps: np.ndarray,
     scale: Scale,
     rows: int,
     note: Callable[[np.ndarray], str] = _range,
 ) -> Column:
-    heading, caption, unit = words
+    heading, brief, caption, unit = words
     cells = [
         map_cell(maps[index], scale, f"{heading} of {image_name(entry, index)}", note(maps[index]))
         for index in range(rows)
     ]
-    return Column(heading, caption, cells, colour_bar(scale, unit))
+    return Column(heading, caption, cells, colour_bar(scale, unit), brief)
 
 
 def _own_scale(
