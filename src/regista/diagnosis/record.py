@@ -108,12 +108,21 @@ def save_diagnoses(
     *,
     config: DiagnosisConfig | None = None,
     notes: Sequence[str] = (),
+    weights: Sequence[str] = (),
 ) -> None:
-    """Write several diagnoses into one run folder: ``models`` in the record, arrays beside."""
-    models = []
+    """Write several diagnoses into one run folder: ``models`` in the record, arrays beside.
+
+    Args:
+        config: The settings they were made with.
+        notes: For a reader of the record.
+        weights: Hash of each model's weights, see ``regista.backbones.weights.weights_hash``.
+    """
+    models: list[dict[str, Any]] = []
     for index, diagnosis in enumerate(found):
         name = f"arrays/{index:02d}"
         run.write_arrays(name, diagnosis.arrays)
         models.append({**diagnosis.to_dict(), "arrays": name})
+        if weights:
+            models[-1]["weights_hash"] = weights[index]
     skipped = [skipped for diagnosis in found[:1] for skipped in diagnosis.images["skipped"]]
     run.update(models=models, config=config.to_dict() if config else {}, skipped=skipped, notes=list(notes))
