@@ -184,3 +184,43 @@ def test_images_of_unlike_form_are_refused() -> None:
         diagnose(tiny_vit(), [])
     with pytest.raises(ValueError, match=r"\(n, 3, H, W\)"):
         diagnose(tiny_vit(), torch.zeros(3, 112, 112))
+
+
+def test_images_that_are_alike_say_nothing_about_position() -> None:
+    one = _images(1)
+    noise = 0.05 * torch.randn(5, *one.shape[1:], generator=torch.Generator().manual_seed(1))
+    for alike in (one.expand(4, -1, -1, -1), one + noise, torch.ones(3, 3, 56, 56)):
+        result = diagnose(tiny_vit(), alike)
+        assert "positional" not in result.kinds
+        measured = result.measures["positional"]
+        assert measured is None or not measured["judged"]
+
+
+def test_features_fixed_by_position_are_found() -> None:
+    backbone = tiny_vit()
+    place = 50 * torch.randn(57, 64, generator=torch.Generator().manual_seed(2))
+    with backbone.editing({"blocks.3.resid": lambda tokens: tokens + place}):
+        result = diagnose(backbone, _images(6))
+    assert "positional" in result.kinds
+    assert result.measures["positional"]["judged"]
+
+
+@pytest.mark.parametrize(("block", "kinds"), [(0, ()), (3, ("attention-sink",))])
+def test_sinks_count_in_the_later_half_of_the_blocks(block: int, kinds: tuple[str, ...]) -> None:
+    backbone = tiny_vit()
+
+    def pull(keys: Tensor) -> Tensor:  # every query meets the keys of these two tokens
+        keys = keys.clone()
+        keys[:, :, [6, 31]] = 0
+        keys[:, :, [6, 31], 0] = 40
+        return keys
+
+    def ask(queries: Tensor) -> Tensor:
+        queries = queries.clone()
+        queries[..., 0] = 0.8
+        return queries
+
+    with backbone.editing({f"blocks.{block}.k": pull, f"blocks.{block}.q": ask}):
+        result = diagnose(backbone, _images(6))
+    assert result.kinds == kinds
+    assert result.measures["attention_sink"]["mass_by_block"][block] > 0.05

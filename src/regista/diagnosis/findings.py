@@ -82,10 +82,16 @@ def high_norm(norms: Tensor, valid: Tensor, cutoff: float | None, neighbours: Te
 
 
 def attention_sink(measured: Measured, valid: Tensor) -> Sink:
-    """Patches that attention pours into, per block; what CLS and registers receive stands beside."""
+    """Patches that attention pours into, per block; what CLS and registers receive stands beside.
+
+    Judged in the later half of the blocks: there sinks follow outlier tokens (2506.08010). Early
+    blocks may single out a patch for what it shows; that is said, and no artifact.
+    """
     received = measured.grid("received")  # (n, blocks, rows, cols)
     found = [find_sinks(received[:, block], valid) for block in range(received.shape[1])]
-    block = max(range(len(found)), key=lambda index: found[index].mass)
+    depth = len(found)
+    block = max(range(depth // 2, depth), key=lambda index: found[index].mass)
+    early = max(range(max(1, depth // 2)), key=lambda index: found[index].mass)
     most = found[block]
     layout, every = measured.layout, measured.arrays.get("received")
     taken = {
@@ -108,17 +114,29 @@ def attention_sink(measured: Measured, valid: Tensor) -> Sink:
             f"{most.share:.1%} of the patch tokens are attention sinks: at block {block} they take {most.mass:.0%} "
             f"of all attention, each {most.strongest:.0f}x the median patch."
         )
+    elif found[early].mass >= SINK_MASS:
+        sentence = (
+            f"In block {early}, {found[early].share:.1%} of the patch tokens take {found[early].mass:.0%} of all "
+            "attention; in the later half of the blocks there are no such sinks."
+        )
     return Sink(most.mass >= SINK_MASS, numbers, sentence, block)
 
 
 def positional(measured: Measured) -> Finding | None:
-    """Whether the final features say more about the place than about the image."""
-    share = measured.residue.share()
-    if share is None:
+    """Whether the final features say more about the place than about the image.
+
+    Images that are alike give features that are alike place by place; then nothing is judged.
+    """
+    share, alike = measured.residue.share(), measured.likeness.share()
+    if share is None or alike is None:
         return None
-    found = share >= POSITIONAL_SHARE
+    judged = alike < POSITIONAL_SHARE
+    found = judged and share >= POSITIONAL_SHARE
     sentence = f"{share:.0%} of the variance of the final patch features is explained by position alone."
-    return Finding(found, {"found": found, "variance_explained": share}, sentence)
+    if not judged:
+        sentence += f" That says nothing here: of the pixels' it is {alike:.0%}, the images are too alike."
+    numbers = {"found": found, "variance_explained": share, "pixels_explained": alike, "judged": judged}
+    return Finding(found, numbers, sentence)
 
 
 def inconsistent(measured: Measured, valid: Tensor) -> Finding | None:

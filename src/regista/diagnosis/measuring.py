@@ -29,6 +29,7 @@ class Measured:
             (n, blocks, N) mean attention a token receives, mean over heads; "neighbours",
             "scores", "valid", "planted", "consistency" (n, rows, cols); "effective" (n,).
         residue: Positional residue of the final patch features.
+        likeness: The same of the pixels' mean colours: how alike the images are.
         pictured: Pixels, features and last-block attention maps of the first images.
         queries: What the rows of the attention maps are.
     """
@@ -37,6 +38,7 @@ class Measured:
     count: int
     arrays: ArrayStore
     residue: PositionalResidue
+    likeness: PositionalResidue
     pictured: dict[str, Tensor]
     queries: list[str] = field(default_factory=list)
 
@@ -82,7 +84,9 @@ def measure(
     for pixels, valid in batches:
         layout = backbone.layout((pixels.shape[-2], pixels.shape[-1]))
         if measured is None:
-            measured = Measured(layout, 0, store, PositionalResidue(layout.num_patches, backbone.embed_dim), {})
+            places = layout.num_patches
+            residues = PositionalResidue(places, backbone.embed_dim), PositionalResidue(places, 3)
+            measured = Measured(layout, 0, store, *residues, {})
         elif layout != measured.layout:
             raise ValueError(f"images of one diagnosis have one size; got {layout} after {measured.layout}")
         features = backbone(pixels, capture=_captures(backbone, layout, attention))
@@ -92,6 +96,7 @@ def measure(
         if backbone.planted is not None:
             store.put("planted", done, backbone.planted.mask(pixels).float())
         measured.residue.update(features.patches)
+        measured.likeness.update(patch_colours(pixels, layout.patch_size))
         if done < PICTURED:
             room = PICTURED - done
             for name, value in _pictures(backbone, pixels, features, attention).items():
@@ -175,6 +180,11 @@ def token_norms(tokens: Tensor) -> Tensor:
     """L2 norm over channels in float32: (B, N, D) -> (B, N)."""
     norms: Tensor = torch.linalg.vector_norm(tokens.float(), dim=-1)
     return norms
+
+
+def patch_colours(pixels: Tensor, patch_size: int) -> Tensor:
+    """Mean colour of each patch: (B, 3, H, W) -> (B, P, 3)."""
+    return torch.nn.functional.avg_pool2d(pixels.float(), patch_size).flatten(2).transpose(1, 2)
 
 
 def _mean_heads(attention: Tensor) -> Tensor:
