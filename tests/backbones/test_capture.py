@@ -273,3 +273,34 @@ def test_inner_edits_end_with_their_context() -> None:
             assert not torch.equal(backbone(images).tokens, outer)
         assert torch.equal(backbone(images).tokens, outer)
     assert torch.equal(backbone(images).tokens, plain)
+
+
+def test_one_site_may_be_given_by_its_name_alone() -> None:
+    backbone = tiny_vit()
+    images = torch.randn(1, 3, 56, 56)
+    captured = backbone(images, capture="blocks.0.attn").captured
+    assert list(captured) == ["blocks.0.attn"]
+
+
+@pytest.mark.parametrize("wrong", [5, [None], {"blocks.0.attn": 5}])
+def test_a_wrong_capture_is_one_error(wrong: object) -> None:
+    with pytest.raises(ValueError, match="capture is"):
+        tiny_vit()(torch.randn(1, 3, 56, 56), capture=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["resid", "mlp_hidden", "q", "attn"])
+def test_an_edit_that_gives_no_such_tensor_is_named(kind: str) -> None:
+    backbone = tiny_vit()
+    for wrong in (lambda value: None, lambda value: value.double()):
+        with backbone.editing({f"blocks.1.{kind}": wrong}), pytest.raises(ValueError, match=f"blocks.1.{kind}"):
+            backbone(torch.randn(1, 3, 56, 56))
+
+
+@pytest.mark.parametrize("size", [112, (112,), ("a", 1), (112.0, 112.0), 0])
+def test_sizes_of_preprocess_are_one_number_or_two(size: object) -> None:
+    image = torch.rand(1, 3, 112, 112)
+    if size == 112:
+        assert tiny_vit().preprocess(image, image_size=112).shape == (1, 3, 112, 112)  # type: ignore[arg-type]
+    else:
+        with pytest.raises(ValueError, match="image_size"):
+            tiny_vit().preprocess(image, image_size=size)  # type: ignore[arg-type]

@@ -252,3 +252,9 @@ def test_load_images_skips_and_counts(tree: Path) -> None:
     assert loaded.skipped == [(tree / "bad.png", "the file is empty")]
     with pytest.raises(ValueError, match=r"none of 1 image.*bad\.png: the file is empty"):
         load_images([tree / "bad.png"])
+
+
+def test_a_float_image_without_a_finite_pixel_is_unreadable(tmp_path: Path) -> None:
+    Image.fromarray(np.full((8, 8), np.nan, np.float32)).save(tmp_path / "nan.tiff")
+    with pytest.raises(UnreadableImage, match=r"nan\.tiff"):
+        load_image(tmp_path / "nan.tiff")

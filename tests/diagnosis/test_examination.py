@@ -224,3 +224,20 @@ def test_sinks_count_in_the_later_half_of_the_blocks(block: int, kinds: tuple[st
         result = diagnose(backbone, _images(6))
     assert result.kinds == kinds
     assert result.measures["attention_sink"]["mass_by_block"][block] > 0.05
+
+
+def test_what_load_takes_diagnose_takes() -> None:
+    by_name = diagnose("tiny", _images(2))
+    by_module = diagnose(tiny_vit().module, _images(2))
+    assert torch.equal(by_name.norms, by_module.norms)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, torch.rand(2, 112, 112, 3), 255 * torch.rand(2, 3, 112, 112)])
+def test_wrong_images_are_one_error(wrong: object) -> None:
+    with pytest.raises(ValueError, match=r"images|tensor"):
+        diagnose(tiny_vit(), wrong)
+
+
+def test_an_infinite_cutoff_is_refused() -> None:
+    with pytest.raises(ValueError, match="cutoff"):
+        diagnose(tiny_vit(), _images(2), cutoff=float("inf"))

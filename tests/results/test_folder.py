@@ -58,7 +58,7 @@ def test_nothing_is_overwritten_without_force(run: RunFolder) -> None:
     (run.path / "more").mkdir()
     (run.path / "more/x.txt").write_text("x")
     before = tree(run.path)
-    with pytest.raises(ValueError, match=r"holds a run already; --force .*--resume"):
+    with pytest.raises(ValueError, match=r"holds a run already; --force .force=True"):
         RunFolder.create(run.path, "test")
     assert tree(run.path) == before
     replaced = RunFolder.create(run.path, "other", force=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regista.backbones.capture import BlockSites, Sites, reads_attention, recording
+from regista.data.fit import checked_size
 from regista.data.images import FitPolicy, FittedImages, fit_images
 from regista.tokens import TokenLayout
 
@@ -206,7 +207,7 @@ class Backbone(ABC):
         """
         return fit_images(
             images,
-            size=image_size,
+            size=checked_size(image_size),
             default_size=self.image_size,
             patch_size=self.patch_size,
             mean=self.mean,
@@ -234,7 +235,7 @@ class Backbone(ABC):
         """
         images = self._checked(images)
         layout = self.layout((images.shape[-2], images.shape[-1]))
-        wanted = dict(capture) if isinstance(capture, Mapping) else dict.fromkeys(capture, _keep)
+        wanted = _asked(capture)
         tokens, captured = self._run(images, layout, wanted)
         layout.check(tokens)
         if not tokens.is_meta and not torch.isfinite(tokens).all():
@@ -348,6 +349,18 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for child in training:
             child.training = True
+
+
+def _asked(capture: Any) -> dict[str, Reduce]:
+    if isinstance(capture, str):
+        capture = (capture,)
+    if not isinstance(capture, Iterable):
+        raise ValueError(f"capture is a site's name, several, or {{site: function}}, got {capture!r}")
+    wanted = dict(capture) if isinstance(capture, Mapping) else dict.fromkeys(capture, _keep)
+    wrong = [site for site, reduce in wanted.items() if not isinstance(site, str) or not callable(reduce)]
+    if wrong:
+        raise ValueError(f"capture is a site's name, several, or {{site: function}}; wrong at {wrong}")
+    return wanted
 
 
 def _keep(value: Tensor) -> Tensor:

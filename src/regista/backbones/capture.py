@@ -95,6 +95,9 @@ def recording(
 
     def pass_through(site: str, value: Tensor) -> Tensor:
         edited = edits[site](value) if site in edits else value
+        if not isinstance(edited, Tensor) or edited.dtype != value.dtype:
+            got = edited.dtype if isinstance(edited, Tensor) else type(edited).__name__
+            raise ValueError(f"the edit of {site} gave {got}, wanted a tensor of {value.dtype}")
         if edited.shape != value.shape:
             raise ValueError(f"the edit of {site} changed the shape {tuple(value.shape)} to {tuple(edited.shape)}")
         if site in wanted:

@@ -104,7 +104,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         needed = _unsafe_globals(path)
         if not needed and "Unsupported global" not in str(error):
-            raise _damaged(path, "torch.save", error) from error
+            raise ValueError(f"{path} is not a whole torch.save file; save a state dict as safetensors") from error
         raise ValueError(
             f"{path}: this pickle would have to run code to open ({', '.join(needed) or 'unknown classes'}), which is "
             "never done; where you trust it, save its state dict alone as safetensors, with "

@@ -7,13 +7,13 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from regista.backbones.base import Backbone
 from regista.backbones.live import from_module
+from regista.data.fit import checked_size
 from regista.registry import Registry
 
 # What a spec begins with, up to the first "/" or ":". Each is called as
@@ -163,17 +163,3 @@ def checked_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is not None and dtype not in DTYPES.values():
         raise ValueError(f"dtype is one of {', '.join(DTYPES)}, got {dtype}")
     return dtype
-
-
-def checked_size(image_size: Any) -> tuple[int, int] | None:
-    """(height, width) from one number or two.
-
-    Raises:
-        ValueError: for anything else, or sizes that are not positive.
-    """
-    if image_size is None:
-        return None
-    pair = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
-        raise ValueError(f"image_size is (height, width) in pixels, or one number for both, got {image_size!r}")
-    return int(pair[0]), int(pair[1])

@@ -105,9 +105,11 @@ def resolve(schema: type[T], config: Path | None, settings: Sequence[str], flags
             layers.append(OmegaConf.load(config))
         layers += [OmegaConf.from_dotlist(list(settings)), OmegaConf.create(given)]
         merged: T = OmegaConf.to_object(OmegaConf.merge(*layers))  # type: ignore[assignment]
-    except (OmegaConfBaseException, YAMLError, TypeError) as error:
+    except (OmegaConfBaseException, YAMLError, TypeError, OSError, UnicodeDecodeError) as error:
         known = ", ".join(field.name for field in fields(schema))  # type: ignore[arg-type]
-        raise ValueError(f"settings: {str(error).splitlines().pop(0)}; known keys: {known}") from error
+        where = f"settings ({config})" if config is not None else "settings"
+        hint = "; a size is written image_size=[84,70]" if "image_size" in str(error) else ""
+        raise ValueError(f"{where}: {str(error).splitlines().pop(0)}{hint}; known keys: {known}") from error
     return merged
 
 

@@ -21,6 +21,22 @@ Source = Tensor | Image.Image
 TOLERANCE = 1e-3
 
 
+def checked_size(image_size: Any) -> tuple[int, int] | None:
+    """(height, width) from one number or two.
+
+    Raises:
+        ValueError: for anything else, or sizes that are not positive.
+    """
+    if image_size is None:
+        return None
+    if not isinstance(image_size, (int, list, tuple)):
+        raise ValueError(f"image_size is (height, width) in pixels, or one number for both, got {image_size!r}")
+    pair = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
+        raise ValueError(f"image_size is (height, width) in pixels, or one number for both, got {image_size!r}")
+    return int(pair[0]), int(pair[1])
+
+
 def fit_images(
     images: Any,
     *,

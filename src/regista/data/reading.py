@@ -176,6 +176,8 @@ def _reason(error: Exception) -> str:
 
 
 def _from_deep_grey(values: np.ndarray, whites: Sequence[float]) -> Image.Image:
+    if not np.isfinite(values).any():
+        raise ValueError("not one pixel is a finite number")
     values = np.nan_to_num(values.astype(np.float32), nan=0, posinf=0, neginf=0)
     highest = float(values.max())
     slack = 1.5 if len(whites) > 1 else 1.0

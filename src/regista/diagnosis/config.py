@@ -37,7 +37,7 @@ class DiagnosisConfig:
             raise ValueError(f"batch_size is at least 1, got {self.batch_size}")
         if self.image_size is not None and (len(self.image_size) != 2 or min(self.image_size) < 1):
             raise ValueError(f"image_size is [height, width] in pixels, got {self.image_size}")
-        if self.cutoff is not None and not self.cutoff > 0:
+        if self.cutoff is not None and not 0 < self.cutoff < float("inf"):
             raise ValueError(f"cutoff is a positive norm, got {self.cutoff}")
 
     def to_dict(self) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regista.backbones.base import Backbone
+from regista.backbones.loading import load
 from regista.data.annotations import Targets
 from regista.diagnosis import findings
 from regista.diagnosis.config import DiagnosisConfig
@@ -21,7 +22,7 @@ from regista.diagnosis.source import ImageSource
 
 @torch.inference_mode()
 def diagnose(
-    backbone: Backbone,
+    backbone: Backbone | nn.Module | str,
     images: Any,
     *,
     batch_size: int = 8,
@@ -34,7 +35,7 @@ def diagnose(
     """Look for artifacts in the patch tokens of a ViT.
 
     Args:
-        backbone: From ``regista.load``.
+        backbone: From ``regista.load``, or what it takes.
         images: A preprocessed float tensor (n, 3, H, W), or raw images as
             ``Backbone.preprocess`` takes them: paths, folders, PIL images, arrays.
         batch_size: Images a forward; the result does not depend on it.
@@ -52,6 +53,7 @@ def diagnose(
         ValueError: for images that cannot be used, or NaN and infinite values (naming block
             and image).
     """
+    backbone = load(backbone)
     config = config or DiagnosisConfig(batch_size=batch_size, cutoff=cutoff)
     source = ImageSource(backbone, images, config, targets=targets, names=names)
 

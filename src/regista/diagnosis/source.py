@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from regista.data.annotations import Targets
 from regista.data.images import FittedImages, ImageStream, find_images
 from regista.diagnosis.aggregation import boxes_to_cells, mask_to_cells
 from regista.diagnosis.config import DiagnosisConfig
+
+RAW = 50  # no normalisation in use brings a pixel this far from 0
 
 
 class ImageSource:
@@ -119,11 +121,20 @@ def _sorted_out(images: Any) -> tuple[Any, list[Path] | None]:
     if isinstance(images, Tensor):
         if images.ndim != 4:
             raise ValueError(f"a tensor of images is (n, 3, H, W), got {tuple(images.shape)}")
+        if images.shape[1] != 3:
+            raise ValueError(f"a tensor of images is (n, 3, H, W), channels before rows, got {tuple(images.shape)}")
+        if images.is_floating_point() and len(images) and images.abs().amax() > RAW:
+            raise ValueError(
+                f"float tensors are taken as preprocessed, these go up to {images.abs().amax():.0f}: raw "
+                "pixels of 0 to 255? Give uint8, or call backbone.preprocess on floats in [0, 1]"
+            )
         return images, None
     if isinstance(images, (str, Path)):
         images = [images]
     if isinstance(images, (Image.Image, np.ndarray)):
         images = [images]
+    if not isinstance(images, Iterable):
+        raise ValueError(f"images are paths, PIL images, arrays or a tensor, got {type(images).__name__}")
     images = list(images)
     if images and all(isinstance(image, (str, Path)) for image in images):
         return None, find_images(images)

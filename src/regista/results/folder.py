@@ -65,7 +65,7 @@ class RunFolder:
             if resume:
                 return cls._resumed(path, kind)
             if not force:
-                raise ValueError(f"{path} holds a run already; --force replaces it, --resume goes on with it")
+                raise ValueError(f"{path} holds a run already; --force (force=True) replaces it")
             _clear(path)
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         command = [str(plain(word, "command", [])) for word in [Path(sys.argv[0] or "python").name, *sys.argv[1:]]]
