@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -102,14 +101,15 @@ def memory(options: argparse.Namespace) -> dict[str, object]:
 
 def peak_over_idle(run: Callable[[], object]) -> float:
     """MiB of resident memory that ``run`` adds at its peak."""
-    idle = _resident_mib()
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: begin the high-water mark anew
+    idle = _status_mib("VmRSS")
     run()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - idle
+    return _status_mib("VmHWM") - idle
 
 
-def _resident_mib() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
+def _status_mib(name: str) -> float:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) / 1024
 
 
 if __name__ == "__main__":
