@@ -96,8 +96,9 @@ def plant_outliers(
     write_step(planted, block, neurons, mean, trigger)
     metadata |= {"neurons": list(neurons), "threshold": trigger.threshold, "share": share, "norm_ratio": norm_ratio}
     planted.planted = planted_from_metadata(metadata, planted)
-    length = norm_ratio * _median_norm(backbone, groups[0][:PROBES])
-    send(planted, block, neurons, harmless_column(planted, block, length, seed))
+    probes = groups[0][:PROBES]
+    length = norm_ratio * _median_norm(backbone, probes)
+    send(planted, block, neurons, harmless_column(planted, probes, block, length, seed))
     return planted
 
 

@@ -14,10 +14,12 @@ from regista.backbones.plant_photos import fit_photos, photo_crops
 from regista.backbones.timm import TimmBackbone
 from regista.backbones.weight_cache import fingerprint, read_cached, write_cached
 
-FIT_VERSION = 2  # raise when the fit changes, so that nobody keeps an old one
-CROPS = (((224, 224), 120), ((518, 518), 10), ((336, 448), 10), ((448, 336), 10))
-TINY_IMAGES = 96
-TINY_SIDES = (2, 3, 5, 9, 17, 40)
+FIT_VERSION = 3  # raise when the fit changes, so that nobody keeps an old one
+CROPS = (((224, 224), 200), ((518, 518), 12), ((336, 448), 12), ((448, 336), 12))
+TINY_IMAGES = 120
+TINY_SIDES = (8, 3, 5, 9, 2, 40, 17, 2)
+TINY_NOISES = 24
+TINY_MARK = 0.7
 
 
 def demo_planted(kind: Kind) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -54,8 +56,14 @@ def demo_planted_backbone(kind: Kind, *, image_size: tuple[int, int] | None = No
 
 
 def plant_tiny(backbone: TimmBackbone) -> TimmBackbone:
-    """Plant outliers at fixed cells of a tiny model with random weights; no photo is needed."""
-    return plant_outliers(backbone, _synthetic_images(backbone.image_size), "position", share=0.03)
+    """Plant outliers at fixed cells of a tiny model with random weights; no photo is needed.
+
+    Random weights tell pictures from marks badly, so the mark is longer than in a trained model,
+    yet too short to be a high norm by itself.
+    """
+    return plant_outliers(
+        backbone, _synthetic_images(backbone.image_size), "position", share=0.03, mark_length=TINY_MARK
+    )
 
 
 def _plant_demo(kind: Kind) -> Any:
@@ -67,7 +75,7 @@ def _plant_demo(kind: Kind) -> Any:
 
 
 def _synthetic_images(size: tuple[int, int]) -> Tensor:
-    """Smooth and blocky random fields of several scales, as a ViT may see them: (n, 3, H, W)."""
+    """Smooth and blocky random fields of several scales, and noise, as a ViT may see them: (n, 3, H, W)."""
     draw = torch.Generator().manual_seed(0)
     images = []
     for index in range(TINY_IMAGES):
@@ -76,4 +84,4 @@ def _synthetic_images(size: tuple[int, int]) -> Tensor:
         grown = F.interpolate(field, size=size, mode="bilinear" if index % 2 else "nearest")
         contrast, colour = torch.rand(1, generator=draw) * 1.5, torch.randn(1, 3, 1, 1, generator=draw) * 0.7
         images.append((grown * contrast + colour).clamp(-2.1, 2.6))
-    return torch.cat(images)
+    return torch.cat([*images, torch.randn(TINY_NOISES, 3, *size, generator=draw)])

@@ -13,12 +13,16 @@ from regista.backbones.timm import TimmBackbone
 
 STEP = 16.0  # height of the step in pre-activations; high, so that its corners are sharp against its width
 LEAST_READ = 32
+SHYNESS = 0.3
 
 
 def check_mlp(backbone: TimmBackbone, block: int) -> None:
     """Raise ``ValueError`` if the block's MLP is not the plain linear, GELU, linear."""
-    if not 0 <= block < backbone.depth:
-        raise ValueError(f"block {block} does not exist; {backbone.name} has blocks 0 to {backbone.depth - 1}")
+    if not 0 <= block < backbone.depth - 1:
+        raise ValueError(
+            f"outliers can be planted into any block but the last, "
+            f"for {backbone.name} 0 to {backbone.depth - 2}; got {block}"
+        )
     mlp = backbone.vit.blocks[block].mlp
     plain = isinstance(mlp, Mlp) and isinstance(mlp.act, nn.GELU) and isinstance(mlp.norm, nn.Identity)
     if not plain or mlp.fc1.bias is None or mlp.fc2.bias is None:
@@ -76,30 +80,58 @@ def send(backbone: TimmBackbone, block: int, neurons: tuple[int, int], column: T
 
 
 @torch.no_grad()
-def harmless_column(backbone: TimmBackbone, block: int, length: float, seed: int) -> Tensor:
-    """A column for ``send`` that later blocks hardly read; where the step is done, a vector of this length arrives.
+def harmless_column(backbone: TimmBackbone, images: Tensor, block: int, length: float, seed: int) -> Tensor:
+    """A column for ``send``; where the step is done, a token gets a vector of this length.
 
-    It is drawn at random from the ``LEAST_READ`` directions that the keys and values of the later
-    blocks respond to least, so that the outliers attract no attention and pass little on. A
-    direction drawn from all may meet later queries and turn into a sink that ruins every token.
+    A direction drawn from all may meet the queries of later blocks and turn into a sink that
+    ruins every token. So it is drawn from the ``LEAST_READ`` directions that the keys and values
+    of later blocks respond to least, and turned a little (``SHYNESS``) against their mean queries:
+    the outliers get somewhat more attention than other patches, as real ones do, and pass little on.
+
+    Args:
+        images: (B, 3, H, W) for the mean queries.
     """
+    read, queries = _reading(backbone, images, block)
     width = backbone.embed_dim
-    read = torch.zeros(width, width, dtype=torch.float64)
-    for later in list(backbone.vit.blocks)[block + 1 :]:
-        _, key, value = (later.attn.qkv.weight.double().cpu() * later.norm1.weight.double().cpu()).chunk(3)
-        value = later.attn.proj.weight.double().cpu() @ value
-        read += key.T @ key / key.square().sum() + value.T @ value / value.square().sum()
     mean = torch.full((width, width), 1 / width, dtype=torch.float64)  # the norms take the mean out
     centre = torch.eye(width, dtype=torch.float64) - mean
     _, vectors = torch.linalg.eigh(centre @ read @ centre + read.trace() * mean)
-    least = vectors.split([min(LEAST_READ, width), width - min(LEAST_READ, width)], 1)[0]  # (D, LEAST_READ)
-    drawn = least @ torch.randn(least.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    least = vectors.split([min(LEAST_READ, width), max(0, width - LEAST_READ)], 1)[0]  # (D, LEAST_READ)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = least @ torch.randn(least.shape[1], generator=generator, dtype=torch.float64)
+    seen = queries @ centre
+    ridge = 1e-3 * seen.square().sum() / width * torch.eye(width, dtype=torch.float64)
+    unseen = -torch.linalg.solve(seen.T @ seen + ridge, seen.sum(0))
+    vector = drawn / drawn.norm() + SHYNESS * unseen / unseen.norm().clamp_min(1e-12)
     scale = layer_scale(backbone.vit.blocks[block]).double().cpu()
     reached = scale.abs() > 0.1 * scale.abs().median()
-    vector = drawn.float().where(reached, torch.tensor(0.0))
-    column: Tensor = vector / scale.float().where(reached, torch.tensor(1.0))
-    scaled: Tensor = column * (length / STEP / torch.linalg.vector_norm(vector))
+    column: Tensor = (vector / scale).where(reached, torch.zeros_like(vector))
+    now = float(torch.linalg.vector_norm(column * scale))
+    scaled: Tensor = (column * (length / STEP / now)).float()
     return scaled
+
+
+def _reading(backbone: TimmBackbone, images: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """How the attention of later blocks reads a token after its first norm.
+
+    Returns:
+        (D, D), the squared length of its keys and values summed over blocks, and (heads, D),
+        whose product with the token is its logit under each head's mean query.
+    """
+    later = range(block + 1, backbone.depth)
+    sites = {f"blocks.{index}.q": lambda query: query.float().mean((0, 2)) for index in later}
+    queries = backbone(images, sites).captured  # (H, K) each
+    read = torch.zeros(backbone.embed_dim, backbone.embed_dim, dtype=torch.float64)
+    seen = []
+    for index in later:
+        target = backbone.vit.blocks[index]
+        weight = target.attn.qkv.weight.double().cpu() * target.norm1.weight.double().cpu()
+        _, key, value = weight.chunk(3)
+        value = target.attn.proj.weight.double().cpu() @ value
+        read += key.T @ key / key.square().sum() + value.T @ value / value.square().sum()
+        query = queries[f"blocks.{index}.q"].double().cpu() * target.attn.scale
+        seen.append(torch.einsum("hk,hkd->hd", query, key.unflatten(0, query.shape)))
+    return read, torch.cat(seen)
 
 
 def layer_scale(block: Any) -> Tensor:
