@@ -1,6 +1,6 @@
 """Regista: the registers of Vision Transformers.
 
-Is a ViT sick (``diagnose``), can it be cured without retraining, did the cure help, and how is
+Is a ViT sick (``diagnose``), can it be cured without retraining (``fix``), did the cure help, and how is
 one trained that never gets sick. ``import regista`` loads no model library; names and
 subpackages load when they are first used.
 """
@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from regista.backbones.grad_cam import reshape_transform as reshape_transform
     from regista.backbones.loading import load as load
     from regista.diagnosis.examination import diagnose as diagnose
+    from regista.methods.fixing import fix as fix
 
 __version__ = "0.1.0.dev0"
-__all__ = ["__version__", "diagnose", "load", "reshape_transform"]
+__all__ = ["__version__", "diagnose", "fix", "load", "reshape_transform"]
 
 _MODULES = {
     "diagnose": "regista.diagnosis.examination",
+    "fix": "regista.methods.fixing",
     "load": "regista.backbones.loading",
     "reshape_transform": "regista.backbones.grad_cam",
 }

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regista.backbones.additions import Addition, additions_of
 from regista.backbones.capture import BlockSites, Sites, reads_attention, recording
+from regista.backbones.features import Features, Planted
 from regista.data.fit import checked_size
 from regista.data.images import FitPolicy, FittedImages, fit_images
 from regista.tokens import TokenLayout
@@ -20,59 +22,6 @@ from regista.tokens import TokenLayout
 Reduce = Callable[[Tensor], Tensor]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-
-
-@dataclass(frozen=True)
-class Planted:
-    """Ground truth of outliers that were written into a model's weights on purpose.
-
-    Attributes:
-        block: The block (from 0) whose MLP writes the outliers.
-        neurons: Hidden units of that MLP that were rewired.
-        mask: Preprocessed images (B, 3, H, W) -> bool (B, rows, cols), True where an outlier is.
-        kind: "content" (moves with the image) or "position" (fixed grid cells).
-    """
-
-    block: int
-    neurons: tuple[int, ...]
-    mask: Callable[[Tensor], Tensor]
-    kind: str = "content"
-
-
-@dataclass(frozen=True)
-class Features:
-    """What one forward pass gives.
-
-    Attributes:
-        tokens: (B, N, D) after the model's final norm, in the model's own order.
-        layout: Where each kind of token stands.
-        captured: {site: tensor} for the sites that were asked for.
-    """
-
-    tokens: Tensor
-    layout: TokenLayout
-    captured: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def cls(self) -> Tensor | None:
-        """(B, D), or None for a model without a CLS token."""
-        if not self.layout.count("cls"):
-            return None
-        return self.layout.take(self.tokens, "cls").squeeze(-2)
-
-    @property
-    def registers(self) -> Tensor:
-        """(B, R, D); R may be 0."""
-        return self.layout.take(self.tokens, "registers")
-
-    @property
-    def patches(self) -> Tensor:
-        """(B, P, D), row by row."""
-        return self.layout.take(self.tokens, "patches")
-
-    def patch_map(self) -> Tensor:
-        """(B, D, rows, cols)."""
-        return self.layout.patch_map(self.tokens)
 
 
 class Backbone(ABC):
@@ -89,6 +38,8 @@ class Backbone(ABC):
         image_size: (height, width) that ``preprocess`` brings files and PIL images to.
         mean, std: Of the RGB channels in [0, 1].
         planted: Ground truth of planted outliers, or None.
+        history: What was done to the model: {method, config, state} of every fix.
+        additions: What stands inside the module that its own library has no place for.
         notes: What loading had to say: how much was loaded, what was left out or converted.
     """
 
@@ -121,7 +72,11 @@ class Backbone(ABC):
         self.std = tuple(float(value) for value in std)
         self.planted: Planted | None = None
         self.notes: list[str] = []
+        self.additions: list[Addition] = additions_of(module)
+        self.num_register_tokens += sum(addition.num_register_tokens for addition in self.additions)
         self._edits: dict[str, Reduce] = {}
+        self._visible_registers: int | None = None  # all
+        self.history: list[dict[str, Any]] = []
 
     # What an adapter says about its library -------------------------------------------------
 
@@ -136,6 +91,27 @@ class Backbone(ABC):
     def patch_projection(self) -> nn.Module | None:
         """The convolution that embeds patches, before any position is added."""
         return None
+
+    def position_table(self) -> nn.Parameter | None:
+        """The learned absolute positions, or None."""
+        return None
+
+    def register_table(self) -> nn.Parameter | None:
+        """The learned registers (1, R, D), or None for a model without any."""
+        inserted = [addition for addition in self.additions if addition.num_register_tokens]
+        return next((addition.register_table() for addition in inserted), None)
+
+    def encoder_entrance(self) -> tuple[nn.Module, bool]:
+        """A module whose input (True) or output (False) is all tokens as they enter the encoder."""
+        raise ValueError(f"{self.name}: a {type(self.module).__name__} has no known place for registers")
+
+    def pooling_head(self) -> nn.Module | None:
+        """A head inside the module that reads the whole sequence, where there is one."""
+        return None
+
+    def insert_registers(self, registers: Tensor) -> None:
+        """Put further registers (R, D), R > 0, behind those there are, in place; see ``with_registers``."""
+        raise ValueError(f"{self.name}: registers cannot be inserted into a {type(self.module).__name__}")
 
     def pool_attention(self) -> nn.Module | None:
         """The module whose learned query pools the patches, where there is one."""
@@ -262,6 +238,51 @@ class Backbone(ABC):
         finally:
             self._edits = before
 
+    @contextmanager
+    def hiding_registers(self, *, keep: int = 0) -> Iterator[None]:
+        """Keep every token from attending to registers while the context is open.
+
+        All other tokens are then those of the model without these registers.
+
+        Args:
+            keep: So many of the first registers stay visible.
+        """
+        before, self._visible_registers = self._visible_registers, keep
+        try:
+            yield
+        finally:
+            self._visible_registers = before
+
+    def with_registers(self, registers: Tensor) -> Backbone:
+        """A copy of the model with further register tokens, which have no position.
+
+        Args:
+            registers: (R, D) that enter the first block (CLIP: its first norm) behind CLS and the
+                registers there are. With R = 0 the copy is the same to the bit.
+
+        Raises:
+            ValueError: for another width, or a model that has no place for registers.
+        """
+        if registers.ndim != 2 or registers.shape[-1] != self.embed_dim:
+            raise ValueError(f"registers are (R, {self.embed_dim}) for {self.name}, got {tuple(registers.shape)}")
+        new = copy.deepcopy(self)
+        if len(registers):
+            new.insert_registers(registers.detach().to(self.device, self.dtype))
+            new.num_register_tokens += len(registers)
+        return new
+
+    def add(self, addition: Addition) -> None:
+        """Put something into the module, in place; for a copy of one's own."""
+        self.module.add_module(addition.child_name, addition.to(self.device))
+        addition.hang(self)
+        self.additions.append(addition)
+
+    @property
+    def needs_regista(self) -> str | None:
+        """Why the module's own library could not read the weights rightly; None if it can."""
+        reasons = [addition.reason for addition in self.additions]
+        return " and ".join(reasons) or None
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Backbone:
         """Move the module; returns self."""
         self.module.to(device=device, dtype=dtype)
@@ -293,9 +314,12 @@ class Backbone(ABC):
             if not self.training:
                 stack.enter_context(evaluation_mode(self.module))
             stack.enter_context(self.prepared(layout.image_size))
-            if reads_attention({*wanted, *self._edits}):
+            hidden = self._hidden_keys(layout)
+            fused = any(addition.needs_fused_attention for addition in self.additions)
+            if fused or hidden is not None or reads_attention({*wanted, *self._edits}):
                 stack.enter_context(self.fused_attention())
-            captured = stack.enter_context(recording(self._sites(), wanted, self._edits, layout, len(images)))
+            recorder = recording(self._sites(), wanted, self._edits, layout, len(images), hidden_keys=hidden)
+            captured = stack.enter_context(recorder)
             tokens = self.forward_tokens(images)
             if "pool.attn" in wanted:
                 self.global_vector(tokens, layout)
@@ -306,6 +330,12 @@ class Backbone(ABC):
                 "torch's scaled_dot_product_attention (is it compiled or on a custom kernel?)"
             )
         return tokens, captured
+
+    def _hidden_keys(self, layout: TokenLayout) -> slice | None:
+        registers = layout.slice("registers")
+        if self._visible_registers is None or registers.start == registers.stop:
+            return None
+        return slice(min(registers.start + self._visible_registers, registers.stop), registers.stop)
 
     def _checked(self, images: Tensor) -> Tensor:
         if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] != 3:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from regista.backbones.attention_mode import AttentionMode
 from regista.layers.attention import attention_probabilities, attention_received
 from regista.tokens import TokenLayout
 
@@ -88,8 +88,14 @@ def recording(
     edits: Mapping[str, Reduce],
     layout: TokenLayout,
     batch_size: int,
+    *,
+    hidden_keys: slice | None = None,
 ) -> Iterator[dict[str, Tensor]]:
-    """Hang hooks and the attention tap for one forward; yields the dictionary they fill."""
+    """Hang hooks and the attention tap for one forward; yields the dictionary they fill.
+
+    Args:
+        hidden_keys: Tokens that no token attends to, in any block.
+    """
     sites.check(wanted)
     captured: dict[str, Tensor] = {}
 
@@ -105,8 +111,8 @@ def recording(
         return edited
 
     with ExitStack() as stack:
-        tap = AttentionTap(pass_through, {*wanted, *edits}, layout, batch_size)
-        if reads_attention(tap.sites):
+        tap = AttentionTap(pass_through, {*wanted, *edits}, layout, batch_size, hidden_keys)
+        if hidden_keys is not None or reads_attention(tap.sites):
             stack.enter_context(tap)
         for index, block in enumerate(sites.blocks):
             prefix = f"blocks.{index}"
@@ -114,7 +120,7 @@ def recording(
                 _hook(stack, block.block.register_forward_hook(_output_hook(pass_through, f"{prefix}.resid")))
             if f"{prefix}.mlp_hidden" in tap.sites:
                 _hook(stack, block.mlp_out.register_forward_pre_hook(_input_hook(pass_through, f"{prefix}.mlp_hidden")))
-            if {f"{prefix}.{kind}" for kind in ATTENTION} & tap.sites:
+            if hidden_keys is not None or {f"{prefix}.{kind}" for kind in ATTENTION} & tap.sites:
                 tap.watch(stack, block.attn, prefix)
         if "patch_embed" in wanted and sites.patch_projection is not None:
             _hook(stack, sites.patch_projection.register_forward_hook(_patch_hook(pass_through)))
@@ -123,7 +129,7 @@ def recording(
         yield captured
 
 
-class AttentionTap(TorchFunctionMode):
+class AttentionTap(AttentionMode):
     """Intercepts the fused attention calls of the modules it watches."""
 
     def __init__(
@@ -132,12 +138,14 @@ class AttentionTap(TorchFunctionMode):
         sites: set[str],
         layout: TokenLayout,
         batch_size: int,
+        hidden_keys: slice | None = None,
     ) -> None:
         super().__init__()
         self.pass_through = pass_through
         self.sites = sites
         self.layout = layout
         self.batch_size = batch_size
+        self.hidden_keys = hidden_keys
         self.prefix: str | None = None
 
     def watch(self, stack: ExitStack, module: nn.Module, prefix: str) -> None:
@@ -152,15 +160,10 @@ class AttentionTap(TorchFunctionMode):
         _hook(stack, module.register_forward_pre_hook(enter))
         _hook(stack, module.register_forward_hook(leave, always_call=True))
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Route attention calls of watched modules through ``attend``; leave all others alone."""
-        kwargs = kwargs or {}
-        if self.prefix is not None:
-            if func is F.scaled_dot_product_attention:
-                return self.attend(*args, **kwargs)
-            if func is F.multi_head_attention_forward:
-                return self.multi_head(*args, **kwargs)
-        return func(*args, **kwargs)
+    @property
+    def active(self) -> bool:
+        """While a watched module runs."""
+        return self.prefix is not None
 
     def attend(
         self,
@@ -181,6 +184,8 @@ class AttentionTap(TorchFunctionMode):
         if flat:
             q, k, v = (torch.unflatten(x, 0, (self.batch_size, -1)) for x in (q, k, v))  # (B, H, N, K)
         q, k, v = (self._pass(kind, x) for kind, x in (("q", q), ("k", k), ("v", v)))
+        if self.hidden_keys is not None and self.prefix != "pool":
+            attn_mask = self._without_hidden(k, attn_mask)
         out: Tensor | None = None
         if self._asked("attn_received"):
             out, received = attention_received(q, k, v, attn_mask, scale)
@@ -197,40 +202,24 @@ class AttentionTap(TorchFunctionMode):
             out = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, scale=scale)
         return out.flatten(0, 1) if flat else out
 
-    def multi_head(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """``nn.MultiheadAttention``'s function, (N, B, D) in and out, with ``attend`` inside."""
-        names: tuple[str, ...] = ("embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias")
-        names += ("bias_k", "bias_v", "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        odd = ("bias_k", "bias_v", "key_padding_mask", "static_k", "static_v")
-        if any(given.get(name) is not None for name in odd) or given.get("add_zero_attn") or query.ndim != 3:
-            raise ValueError("this nn.MultiheadAttention cannot be captured (padding, extra biases or no batch)")
-        if given.get("use_separate_proj_weight"):  # keys of another width than the queries
-            weights = [given[f"{kind}_proj_weight"] for kind in "qkv"]
-        else:
-            weights = given["in_proj_weight"].chunk(3)
-        biases = given["in_proj_bias"].chunk(3) if given["in_proj_bias"] is not None else (None, None, None)
-        heads = []
-        for x, weight, bias in zip((query, key, value), weights, biases, strict=True):
-            projected = torch.unflatten(F.linear(x, weight, bias), -1, (given["num_heads"], -1))  # (N, B, H, K)
-            heads.append(projected.permute(1, 2, 0, 3))  # (B, H, N, K)
-        mask = given.get("attn_mask")
-        if mask is not None and mask.ndim == 3:
-            mask = torch.unflatten(mask, 0, (-1, given["num_heads"]))  # (B, H, N, N)
-        q, k, v = heads
-        out = self.attend(q, k, v, mask)
-        out = out.permute(2, 0, 1, 3).flatten(2)  # (N, B, D)
-        out = F.linear(out, given["out_proj_weight"], given["out_proj_bias"])
-        if not given.get("need_weights", True):
-            return out, None
-        weights_out = attention_probabilities(q, k, mask)
-        return out, weights_out.mean(1) if given.get("average_attn_weights", True) else weights_out
+    def _without_hidden(self, k: Tensor, mask: Tensor | None) -> Tensor:
+        seen = torch.ones(k.shape[-2], dtype=torch.bool, device=k.device)
+        seen[self.hidden_keys] = False
+        if mask is None:
+            return torch.unflatten(seen, 0, (1, 1, 1, -1))  # (1, 1, 1, N)
+        return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, float("-inf"))
 
     def _asked(self, kind: str) -> bool:
         return f"{self.prefix}.{kind}" in self.sites
 
     def _pass(self, kind: str, value: Tensor) -> Tensor:
-        return self.pass_through(f"{self.prefix}.{kind}", value) if self._asked(kind) else value
+        if not self._asked(kind):
+            return value
+        dim = -2 if kind in ("k", "v") else -1
+        if kind == "q" or self.prefix == "pool" or value.shape[dim] == self.layout.num_tokens:
+            return self.pass_through(f"{self.prefix}.{kind}", value)
+        self.pass_through(f"{self.prefix}.{kind}", value.narrow(dim, 0, self.layout.num_tokens))
+        return value  # keys that belong to no token, behind those that do, are not shown
 
     def _prefix_rows(self, x: Tensor) -> Tensor:
         parts = [self.layout.take(x, name) for name, _ in self.layout.segments if name != "patches"]

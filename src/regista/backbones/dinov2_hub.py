@@ -84,6 +84,32 @@ class Dinov2HubBackbone(Backbone):
         projection: nn.Module = self.vit.patch_embed.proj
         return projection
 
+    def position_table(self) -> nn.Parameter | None:
+        """``pos_embed``, CLS row first."""
+        table: nn.Parameter = self.vit.pos_embed
+        return table
+
+    def register_table(self) -> nn.Parameter | None:
+        """``register_tokens``."""
+        table: nn.Parameter | None = getattr(self.vit, "register_tokens", None)
+        return table
+
+    @torch.no_grad()
+    def insert_registers(self, registers: Tensor) -> None:
+        """Into ``register_tokens``; how positions are resized stays as it is.
+
+        Raises:
+            ValueError: for the first generation of the code, which has no registers.
+        """
+        if not hasattr(self.vit, "register_tokens"):
+            raise ValueError(
+                f"{self.name}: this copy of the hub's code knows no registers; take a newer one, or the same weights "
+                "through timm"
+            )
+        old = registers.new_zeros(1, 0, self.embed_dim) if self.register_table() is None else self.vit.register_tokens
+        self.vit.register_tokens = nn.Parameter(torch.cat([old, registers.unsqueeze(0)], 1))
+        self.vit.num_register_tokens = int(self.vit.register_tokens.shape[1])
+
     def forward_tokens(self, images: Tensor) -> Tensor:
         """``forward_features``, its parts put together again: (B, 3, H, W) -> (B, N, D)."""
         found = self.vit.forward_features(images)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from regista.backbones.base import Backbone, Features, evaluation_mode
 from regista.backbones.capture import BlockSites
+from regista.backbones.inserted_registers import insert_by_hook
 from regista.backbones.positions import (
     OPEN_CLIP,
     PositionResize,
@@ -159,6 +160,25 @@ class OpenClipBackbone(ImageTextBackbone):
     def pool_attention(self) -> nn.Module | None:
         """CoCa's attention pooling; its queries read all N tokens, CLS among them."""
         return None if self.vit.attn_pool is None else self.vit.attn_pool.attn
+
+    def position_table(self) -> nn.Parameter | None:
+        """``positional_embedding`` (1 + P, D), CLS row first."""
+        table: nn.Parameter = self.vit.positional_embedding
+        return table
+
+    def encoder_entrance(self) -> tuple[nn.Module, bool]:
+        """The input of ``ln_pre``."""
+        return self.vit.ln_pre, True
+
+    def insert_registers(self, registers: Tensor) -> None:
+        """By a hook, before ``ln_pre``, as PH-Reg (2505.21501) does.
+
+        Raises:
+            ValueError: for a tower that pools other tokens than CLS, as registers would be among them.
+        """
+        if self.vit.attn_pool is not None or self.vit.pool_type != "tok":
+            raise ValueError(f"{self.name}: the tower pools all its tokens, so registers have no place in it")
+        insert_by_hook(self, registers)
 
     def forward_tokens(self, images: Tensor) -> Tensor:
         """The tower's own forward; tokens are read behind its last block: (B, 3, H, W) -> (B, N, D)."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, cast
 
+import torch
 from timm.data.config import resolve_model_data_config
 from timm.layers.attention import Attention, AttentionRope
 from timm.layers.format import Format
@@ -93,6 +94,33 @@ class TimmBackbone(Backbone):
         projection = self.vit.patch_embed.proj
         return projection if isinstance(projection, nn.Conv2d) else None
 
+    def position_table(self) -> nn.Parameter | None:
+        """``pos_embed``, with a row for each prefix token unless ``no_embed_class``."""
+        table: nn.Parameter | None = self.vit.pos_embed
+        return table
+
+    def register_table(self) -> nn.Parameter | None:
+        """``reg_token``."""
+        table: nn.Parameter | None = self.vit.reg_token
+        return table
+
+    @torch.no_grad()
+    def insert_registers(self, registers: Tensor) -> None:
+        """Into ``reg_token``; positions of CLS and earlier registers are folded into these tokens first."""
+        vit = self.vit
+        if self.layout().count("extra"):
+            raise ValueError(f"{self.name}: timm's distilled models have no place for registers")
+        if vit.pos_embed is not None and not vit.no_embed_class:
+            fold_prefix_positions(vit)
+        old = registers.new_zeros(1, 0, self.embed_dim) if vit.reg_token is None else vit.reg_token
+        vit.reg_token = nn.Parameter(torch.cat([old, registers.unsqueeze(0)], 1))
+        vit.no_embed_class = True
+        added = len(registers)
+        vit.num_reg_tokens = int(vit.reg_token.shape[1])
+        for part in vit.modules():  # RoPE leaves so many tokens out
+            if hasattr(part, "num_prefix_tokens"):
+                part.num_prefix_tokens = int(part.num_prefix_tokens) + added
+
     def pool_attention(self) -> nn.Module | None:
         """SigLIP's attention pooling, ``attn_pool``."""
         pool = getattr(self.vit, "attn_pool", None)
@@ -144,6 +172,20 @@ class TimmBackbone(Backbone):
         """By the first block's flag: "fused" (scaled_dot_product_attention) or "unfused"."""
         attention: Any = _sites(next(iter(self.vit.blocks))).attn
         return "fused" if attention.fused_attn else "unfused"
+
+
+@torch.no_grad()
+def fold_prefix_positions(vit: Any) -> None:
+    """Add the position rows of CLS and registers to the tokens themselves, in place; the sums are the same."""
+    cls, registers = int(vit.cls_token is not None), 0 if vit.reg_token is None else int(vit.reg_token.shape[1])
+    counts = [cls, registers, vit.pos_embed.shape[1] - cls - registers]
+    for_cls, for_registers, patches = torch.split(vit.pos_embed, counts, dim=1)
+    if cls:
+        vit.cls_token = nn.Parameter(vit.cls_token + for_cls)
+    if registers:
+        vit.reg_token = nn.Parameter(vit.reg_token + for_registers)
+    vit.pos_embed = nn.Parameter(patches.clone())
+    vit.no_embed_class = True
 
 
 def _sites(block: Any) -> BlockSites:

@@ -12,6 +12,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from regista.backbones.base import Backbone
 from regista.backbones.capture import BlockSites
+from regista.backbones.inserted_registers import insert_by_hook
 from regista.backbones.positions import TORCHVISION, PositionResize, resize_positions, swapped_parameter
 from regista.tokens import square_grid
 
@@ -62,6 +63,19 @@ class TorchvisionBackbone(Backbone):
         """``conv_proj``; None for a stem of several convolutions, whose cells see past their patch."""
         projection = self.vit.conv_proj
         return projection if isinstance(projection, nn.Conv2d) else None
+
+    def position_table(self) -> nn.Parameter | None:
+        """``encoder.pos_embedding``, CLS row first."""
+        table: nn.Parameter = self.vit.encoder.pos_embedding
+        return table
+
+    def encoder_entrance(self) -> tuple[nn.Module, bool]:
+        """The input of ``encoder.layers``."""
+        return self.vit.encoder.layers, True
+
+    def insert_registers(self, registers: Tensor) -> None:
+        """By a hook."""
+        insert_by_hook(self, registers)
 
     def forward_tokens(self, images: Tensor) -> Tensor:
         """Stem, CLS and encoder, as the model's forward does without its head: (B, 3, H, W) -> (B, N, D).

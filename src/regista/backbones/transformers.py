@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,10 @@ from transformers.models.vit.modeling_vit import ViTModel
 
 from regista.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone
 from regista.backbones.capture import BlockSites
-from regista.backbones.positions import swapped_attributes
-from regista.tokens import TokenLayout
+from regista.backbones.inserted_registers import insert_by_hook
+from regista.backbones.positions import TRANSFORMERS, PositionResize, resize_positions, swapped_attributes
+from regista.backbones.transformers_registers import append_registers, with_register_class
+from regista.tokens import TokenLayout, square_grid
 
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -87,6 +89,7 @@ class TransformersBackbone(Backbone):
         mean, std: As in the checkpoint's preprocessor configuration; the family's by default.
 
     Attributes:
+        positions: How its position table is resized; None is the model's own way.
         full_model: What was given: of CLIP and SigLIP, ``full_model.text_model`` is the text tower.
 
     Raises:
@@ -126,6 +129,7 @@ class TransformersBackbone(Backbone):
         self.vit: Any = vit
         self.family = family
         self.full_model: Any = module
+        self.positions: PositionResize | None = None
 
     def block_sites(self) -> Sequence[BlockSites]:
         """The layers, their attention, and ``fc2`` or a gated MLP's ``down_proj``."""
@@ -148,6 +152,42 @@ class TransformersBackbone(Backbone):
         """The learned absolute positions, CLS row first; None for RoPE."""
         table: nn.Parameter | None = _part(self.vit, self.family.positions) if self.family.positions else None
         return table
+
+    def register_table(self) -> nn.Parameter | None:
+        """``register_tokens`` of the embeddings, or those inserted."""
+        own: nn.Parameter | None = getattr(self.vit.embeddings, "register_tokens", None)
+        return own if own is not None and own.shape[1] else super().register_table()
+
+    def encoder_entrance(self) -> tuple[nn.Module, bool]:
+        """The input of CLIP's first norm, else the output of the embeddings."""
+        first_norm = getattr(self.vit, "pre_layrnorm", None)
+        return (self.vit.embeddings, False) if first_norm is None else (first_norm, True)
+
+    def pooling_head(self) -> nn.Module | None:
+        """SigLIP's attention pooling."""
+        head: nn.Module | None = getattr(self.vit, "head", None)
+        return head
+
+    def insert_registers(self, registers: Tensor) -> None:
+        """Into the model's own registers; a Dinov2 becomes a Dinov2WithRegisters; else by a hook."""
+        if isinstance(self.vit, Dinov2Model):
+            self.positions = self.positions or TRANSFORMERS
+            self.vit = self.module = self.full_model = with_register_class(self.vit, registers)
+            self.family = FAMILIES[type(self.vit)]
+        elif hasattr(self.vit.embeddings, "register_tokens"):
+            append_registers(self.vit, registers)
+        else:
+            insert_by_hook(self, registers)
+
+    def prepared(self, image_size: tuple[int, int]) -> AbstractContextManager[Any]:
+        """Positions as the model resizes them, or in ``positions``' convention where one is set."""
+        table = self.position_table()
+        if self.positions is None or table is None or not hasattr(self.vit.embeddings, "interpolate_pos_encoding"):
+            return nullcontext()
+        native, grid = square_grid(table.shape[-2] - self.num_cls_tokens), self.layout(image_size).grid_size
+        rows = table.reshape(1, -1, self.embed_dim)
+        resized = resize_positions(rows, native, grid, num_prefix_tokens=self.num_cls_tokens, how=self.positions)
+        return swapped_attributes(self.vit.embeddings, interpolate_pos_encoding=lambda *_sizes: resized)
 
     def forward_tokens(self, images: Tensor) -> Tensor:
         """The model's forward: (B, 3, H, W) -> (B, N, D)."""

@@ -1,0 +1,130 @@
+"""Test-time registers: find the register neurons, give them a token of their own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regista.backbones.attention_bias import AttentionBias
+from regista.backbones.base import Backbone
+from regista.backbones.register_neurons import RegisterNeurons, prefix_segments
+from regista.diagnosis.config import DiagnosisConfig
+from regista.diagnosis.measuring import token_norms
+from regista.diagnosis.source import ImageSource
+from regista.methods.protocol import Method, Progress, State
+from regista.methods.test_time.config import TestTimeConfig
+from regista.methods.test_time.neurons import Neuron, OutlierRule, neuron_scores, outlier_rule, top_neurons
+
+TRIED = (10, 20, 45, 100)  # the paper's 10 (OpenCLIP B/16), 45 (DINOv2-L) and 100 (CLIP-L)
+CURED = 0.1  # of the outliers may be left
+
+
+class TestTime(Method):
+    """Registers without training (2506.08010)."""
+
+    __test__ = False
+
+    name = "test_time"
+    summary = "a zero register takes over what register neurons write; no training"
+    config_class = TestTimeConfig
+
+    def fit(self, backbone: Backbone, images: Any = None, *, progress: Progress | None = None) -> State:
+        """Find the neurons, and for the attention-bias variant the mean key and value of the register."""
+        config: TestTimeConfig = self.config
+        if config.top_k == 0:
+            neurons: list[Neuron] = []
+            record: dict[str, Any] = {"neurons": [], "onset_block": None, "cutoff": None}
+        else:
+            rule = outlier_rule(backbone, images, cutoff=config.cutoff, batch_size=config.batch_size)
+            last = rule.onset if config.last_block is None else config.last_block
+            scores = neuron_scores(backbone, images, rule, last, batch_size=config.batch_size)
+            neurons = self._fewest(backbone, images, rule, scores) if config.top_k is None else []
+            neurons = neurons or top_neurons(scores, config.top_k)
+            record = {
+                "neurons": [[block, unit, round(score, 6)] for block, unit, score in neurons],
+                "onset_block": rule.onset,
+                "outlier_block": rule.block,
+                "cutoff": rule.cutoff,
+            }
+        if config.token == "register":
+            return State(record)
+        keys, values = mean_key_value(self._with_token(backbone, neurons), images, config.batch_size)
+        return State(record, {"keys": keys, "values": values})
+
+    def apply(self, backbone: Backbone, state: State) -> Backbone:
+        """A copy with the intervention at its MLPs; the register is a prefix token like any other."""
+        neurons = [(int(block), int(unit), float(score)) for block, unit, score in state.record["neurons"]]
+        if self.config.token == "register":
+            return self._with_token(backbone, neurons)
+        biased = copy.deepcopy(backbone)
+        segments = prefix_segments(biased.layout())
+        biased.add(RegisterNeurons(_by_block(neurons), segments, 0, self.config.variant))
+        biased.add(AttentionBias(state.tensors["keys"], state.tensors["values"]))
+        return biased
+
+    def _with_token(self, backbone: Backbone, neurons: list[Neuron]) -> Backbone:
+        count = self.config.registers
+        cured = backbone.with_registers(torch.zeros(count, backbone.embed_dim))
+        cured.add(RegisterNeurons(_by_block(neurons), prefix_segments(cured.layout()), count, self.config.variant))
+        return cured
+
+    def _fewest(self, backbone: Backbone, images: Any, rule: OutlierRule, scores: Tensor) -> list[Neuron]:
+        """The fewest neurons of a few tries that leave a tenth of the outliers; the best try if none does."""
+        by_gap = top_neurons(scores, None)
+        tries = [by_gap, *(top_neurons(scores, count) for count in TRIED if count > len(by_gap))]
+        before = outlier_count(backbone, images, rule, self.config.batch_size)
+        best: tuple[float, list[Neuron]] = (float("inf"), by_gap)
+        for neurons in tries:
+            left = outlier_count(self._with_token(backbone, neurons), images, rule, self.config.batch_size)
+            if left <= CURED * before:
+                return neurons
+            best = min(best, (left, neurons), key=lambda found: found[0])
+        return best[1]
+
+
+@torch.inference_mode()
+def outlier_count(backbone: Backbone, images: Any, rule: OutlierRule, batch_size: int) -> float:
+    """How many patches the rule calls outliers."""
+    count = 0
+    for pixels, valid in ImageSource(backbone, images, DiagnosisConfig(batch_size=batch_size)):
+        layout = backbone.layout((pixels.shape[-2], pixels.shape[-1]))
+        norms = backbone(pixels, {f"blocks.{rule.block}.resid": token_norms}).captured[f"blocks.{rule.block}.resid"]
+        patches = layout.take(norms, "patches", dim=-1)
+        count += int(((patches > rule.cutoff) & valid.flatten(1).to(patches.device)).sum())
+    return float(count)
+
+
+@torch.inference_mode()
+def mean_key_value(backbone: Backbone, images: Any, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Mean key and value of the last register in every block, as used in the product: (blocks, H, K) each."""
+    sums: dict[str, Tensor] = {}
+    count = 0
+    for pixels, _ in ImageSource(backbone, images, DiagnosisConfig(batch_size=batch_size)):
+        layout = backbone.layout((pixels.shape[-2], pixels.shape[-1]))
+
+        def last(value: Tensor, layout: Any = layout) -> Tensor:
+            registers = layout.take(value, "registers")
+            return registers.narrow(-2, registers.shape[-2] - 1, 1).squeeze(-2).double().sum(0)  # (H, K)
+
+        sites = [f"blocks.{block}.{kind}" for block in range(backbone.depth) for kind in "kv"]
+        for site, value in backbone(pixels, dict.fromkeys(sites, last)).captured.items():
+            sums[site] = sums[site] + value if site in sums else value
+        count += len(pixels)
+    keys, values = (
+        torch.stack([sums[f"blocks.{block}.{kind}"] / count for block in range(backbone.depth)]).to(backbone.dtype)
+        for kind in "kv"
+    )
+    return keys, values
+
+
+def _by_block(neurons: list[Neuron]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for block, unit, _ in neurons:
+        found.setdefault(block, []).append(unit)
+    return found
+
+
+METHOD = TestTime

@@ -1,0 +1,191 @@
+"""Finding the MLP units that write outlier tokens (2506.08010, algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regista.backbones.base import Backbone
+from regista.diagnosis.config import DiagnosisConfig
+from regista.diagnosis.examination import diagnose
+from regista.diagnosis.measuring import token_norms
+from regista.diagnosis.source import ImageSource
+
+MOST = 100  # neurons that a gap may leave above it
+SMALLEST_GAP = 1.25
+Neuron = tuple[int, int, float]
+
+
+@dataclass(frozen=True)
+class OutlierRule:
+    """Which patches are outliers: those whose norm after ``block`` is above ``cutoff``.
+
+    Attributes:
+        onset: The first block whose output has them.
+    """
+
+    block: int
+    cutoff: float
+    onset: int
+
+
+def find_register_neurons(
+    backbone: Backbone,
+    images: Any,
+    *,
+    top_k: int | None = None,
+    cutoff: float | None = None,
+    last_block: int | None = None,
+    batch_size: int = 8,
+) -> list[Neuron]:
+    """The MLP units that are most active on outlier patches.
+
+    The score of a unit is the mean over images of its mean activation (the input of the MLP's last
+    linear layer) over the image's outlier patches; images without outliers do not count.
+
+    Args:
+        images: As ``regista.diagnose`` takes them.
+        top_k: How many; None cuts at the widest gap in the scores.
+        cutoff: Norm from which a patch token is an outlier; found in the norms if None.
+        last_block: The last block that is searched; the outliers' onset if None.
+        batch_size: Images a forward; the result does not depend on it.
+
+    Returns:
+        (block, unit, score), the highest score first.
+
+    Raises:
+        ValueError: if the images show no outliers, so that there is nothing to score.
+    """
+    rule = outlier_rule(backbone, images, cutoff=cutoff, batch_size=batch_size)
+    last = rule.onset if last_block is None else last_block
+    scores = neuron_scores(backbone, images, rule, last, batch_size=batch_size)
+    return top_neurons(scores, top_k)
+
+
+def outlier_rule(backbone: Backbone, images: Any, *, cutoff: float | None = None, batch_size: int = 8) -> OutlierRule:
+    """Diagnose norms: from which block on there are outliers, and which norm tells them.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    config = DiagnosisConfig(batch_size=batch_size, cutoff=cutoff, attention=False)
+    found = diagnose(backbone, images, config=config)
+    if found.outlier_block is None or found.onset_block is None or found.cutoff is None:
+        raise ValueError(
+            f"{backbone.name} shows no outlier tokens on these {found.images['count']} images, so no neuron can be "
+            "found; look with regista diagnose, or give a cutoff"
+        )
+    return OutlierRule(found.outlier_block, found.cutoff, found.onset_block)
+
+
+@torch.inference_mode()
+def neuron_scores(
+    backbone: Backbone,
+    images: Any,
+    rule: OutlierRule,
+    last_block: int,
+    *,
+    batch_size: int = 8,
+) -> Tensor:
+    """Mean activation of every unit on outlier patches: (blocks up to ``last_block``, hidden) float32, on the CPU.
+
+    One forward an image up to the block that tells the outliers; only sums over outliers are kept.
+
+    Raises:
+        ValueError: for a block the model does not have, and if no patch is an outlier.
+    """
+    if not 0 <= last_block < backbone.depth:
+        raise ValueError(f"{backbone.name} has blocks 0 to {backbone.depth - 1}, got last_block={last_block}")
+    total: Tensor | None = None
+    counted = 0
+    for hidden, mask in _activations(backbone, images, rule, last_block, batch_size):
+        sick = mask.any(-1)  # (B,)
+        weights = mask.float() / mask.sum(-1, keepdim=True).clamp(min=1)  # (B, P)
+        means = torch.stack([_mean_over(mask, weights, activation) for activation in hidden])  # (blocks, hidden)
+        total = means if total is None else total + means
+        counted += int(sick.sum())
+    if total is None or not counted:
+        raise ValueError(f"{backbone.name}: no patch is above the cutoff {rule.cutoff:.4g} at block {rule.block}")
+    return (total / counted).cpu()
+
+
+def top_neurons(scores: Tensor, top_k: int | None) -> list[Neuron]:
+    """The units of highest score: (blocks, hidden) -> [(block, unit, score)], highest first.
+
+    Args:
+        top_k: How many; None cuts at the widest relative gap among the first hundred. Without a gap
+            of 1.25x all hundred are given.
+    """
+    count = scores.numel()
+    if top_k is not None and not 0 <= top_k <= count:
+        raise ValueError(f"top_k is 0 to {count}, got {top_k}")
+    ordered, places = scores.flatten().sort(descending=True, stable=True)
+    if top_k is None:
+        top_k = _gap(ordered.narrow(0, 0, min(MOST + 1, count)).tolist())
+    chosen = zip(ordered.tolist(), places.tolist(), strict=True)
+    width = scores.shape[-1]
+    return [(place // width, place % width, score) for score, place in (next(chosen) for _ in range(top_k))]
+
+
+def _gap(ordered: list[float]) -> int:
+    """How many stand above the widest relative gap."""
+    floor = max(ordered[0] * 1e-6, 1e-12)
+    ratios = [high / max(low, floor) if high > floor else 1.0 for high, low in zip(ordered, ordered[1:], strict=False)]
+    if not ratios or max(ratios) < SMALLEST_GAP:
+        return max(1, len(ordered) - 1)
+    return ratios.index(max(ratios)) + 1
+
+
+class _EnoughError(Exception):
+    """Stops a forward pass behind the block that tells the outliers."""
+
+
+def _activations(
+    backbone: Backbone, images: Any, rule: OutlierRule, last_block: int, batch_size: int
+) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Per batch: hidden units of each block (B, P, hidden) and where the outliers are (B, P)."""
+    source = ImageSource(backbone, images, DiagnosisConfig(batch_size=batch_size))
+    for pixels, valid in source:
+        layout = backbone.layout((pixels.shape[-2], pixels.shape[-1]))
+        hidden: dict[int, Tensor] = {}
+        norms: list[Tensor] = []
+
+        def keep(block: int) -> Callable[[Tensor], Tensor]:
+            def reduce(value: Tensor, store: dict[int, Tensor] = hidden, layout: Any = layout) -> Tensor:
+                store[block] = layout.take(value, "patches")
+                return value
+
+            return reduce
+
+        def judge(tokens: Tensor, store: list[Tensor] = norms, layout: Any = layout) -> Tensor:
+            store.append(token_norms(layout.take(tokens, "patches")))
+            raise _EnoughError
+
+        captures: dict[str, Callable[[Tensor], Tensor]] = {
+            f"blocks.{block}.mlp_hidden": keep(block) for block in range(last_block + 1)
+        }
+        captures[f"blocks.{max(rule.block, last_block)}.resid"] = judge
+        if rule.block < last_block:
+            captures[f"blocks.{rule.block}.resid"] = _first_judgement(norms, layout)
+        try:
+            backbone(pixels, captures)
+        except _EnoughError:
+            mask = (norms[0] > rule.cutoff) & valid.flatten(1).to(norms[0].device)
+            yield [hidden[block] for block in range(last_block + 1)], mask
+
+
+def _first_judgement(norms: list[Tensor], layout: Any) -> Callable[[Tensor], Tensor]:
+    def judge(tokens: Tensor) -> Tensor:
+        norms.append(token_norms(layout.take(tokens, "patches")))
+        return tokens
+
+    return judge
+
+
+def _mean_over(mask: Tensor, weights: Tensor, activation: Tensor) -> Tensor:
+    """Sum over images of the mean over outliers: (B, P), (B, P, hidden) -> (hidden,) float32."""
+    return (activation[mask].float() * weights[mask].unsqueeze(-1)).sum(0)
