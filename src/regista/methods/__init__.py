@@ -1,0 +1,1 @@
+"""Ways to fix or read out a model, one folder each."""
