@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regista.layers.neighbour_repair import KERNELS, Kernel, neighbour_average
+from regista.layers.neighbour_repair import KERNELS, Kernel, neighbour_average, window_average
 
 
 def random_map(*shape: int, seed: int = 0) -> Tensor:
@@ -59,6 +59,21 @@ def test_a_single_cell_by_hand() -> None:
     assert float(neighbour_average(tokens, mask)[0, 0, 1]) == pytest.approx((0 + 2 + 3 + 4 + 5) / 5)
     gaussian = neighbour_average(tokens, mask, kernel="gaussian")
     assert float(gaussian[0, 0, 1]) == pytest.approx((2 * 0 + 2 * 2 + 3 + 2 * 4 + 5) / 8)
+
+
+def test_window_in_reading_order() -> None:
+    tokens = torch.arange(9.0).reshape(1, 3, 3, 1)
+    mask = torch.zeros(1, 3, 3, dtype=torch.bool)
+    mask[0, 1, 1] = mask[0, 2, 2] = True
+    weights = torch.ones(1, 3, 3)
+    weights[0, 0, 1] = 3
+    repaired, left = window_average(tokens, mask, weights, (0, 1, 1, 0, 0, 0, 0, 0, 0))  # above, and above to the right
+    assert float(repaired[0, 1, 1]) == pytest.approx((3 * 1 + 2) / 4)
+    assert float(repaired[0, 2, 2]) == 5  # nothing to the right of it
+    assert not left.any()
+    unchanged, left = window_average(tokens, mask, torch.zeros_like(weights), (1,) * 9)
+    assert torch.equal(unchanged, tokens)
+    assert torch.equal(left, mask)
 
 
 def test_cluster_fills_from_its_rim() -> None:

@@ -180,6 +180,17 @@ def test_nothing_to_find() -> None:
     assert not singular_defect_mask(torch.ones(1, 1, 1, 4), torch.ones(4), ignore_border=False, min_tokens=1).any()
 
 
+def test_deviation_is_that_of_a_sample() -> None:
+    """One of 25 lies (n - 1) / sqrt(n) = 4.8 sample deviations above the mean (4.9 of the population)."""
+    tokens = torch.zeros(1, 5, 5, 2)
+    tokens[..., 1] = 1
+    tokens[0, 2, 2] = torch.tensor([1.0, 0.0])
+    direction = torch.tensor([1.0, 0.0])
+    for deviations, found in ((4.75, 1), (4.85, 0)):
+        mask = singular_defect_mask(tokens, direction, num_deviations=deviations, min_tokens=1)
+        assert int(mask.sum()) == found
+
+
 def test_alignment() -> None:
     direction = random(64, seed=5)
     tokens = torch.stack([direction * 3, -direction, torch.zeros(64).double()])

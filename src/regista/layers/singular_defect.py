@@ -114,7 +114,7 @@ def block_map(block: LinearBlock, samples: GaussianSamples, inputs: Inputs = "un
 
 def leading_direction(matrix: Tensor) -> Tensor:
     """Leading left singular vector of a (D, E) float64 matrix: (D,), its largest entry positive."""
-    vector: Tensor = torch.linalg.eigh(matrix @ matrix.T).eigenvectors[:, -1]
+    vector: Tensor = torch.linalg.eigh(matrix @ matrix.T).eigenvectors.T[-1]  # values ascend
     return vector * vector[vector.abs().argmax()].sign()
 
 
