@@ -231,3 +231,14 @@ def test_the_hubs_offset_is_told() -> None:
     assert type(result.module) is transformers.Dinov2Model
     assert any("offset 0.1" in note for note in result.notes)
     assert backbone.positions != TIMM_WAY
+
+
+def test_planted_outliers_keep_their_truth() -> None:
+    backbone = regista.load("tiny-planted")
+    result = to_transformers(backbone)
+    images = noise(backbone.image_size)
+    assert backbone.planted is not None
+    assert result.planted is not None
+    wanted = backbone.planted.mask(images)
+    assert wanted.any()
+    assert torch.equal(result.planted.mask(images), wanted)

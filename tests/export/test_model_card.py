@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from regista.export.model_card import TAGS, ModelCard, model_card
+from regista.export.model_card import TAGS, ModelCard, card_text
 
 
 def parts(text: str) -> tuple[dict[str, Any], str]:
@@ -36,7 +36,7 @@ def test_a_full_card() -> None:
         license="apache-2.0",
         tags=["dinov2", "registers"],
     )
-    front, body = parts(model_card(card, library="timm", snippet="import timm\n", notes=["no CLS"]))
+    front, body = parts(card_text(card, library="timm", snippet="import timm\n", notes=["no CLS"]))
     assert front["library_name"] == "timm"
     assert front["base_model"] == "facebook/dinov2-small"
     assert front["license"] == "apache-2.0"
@@ -54,7 +54,7 @@ def test_a_full_card() -> None:
 
 
 def test_what_is_not_known_is_absent() -> None:
-    front, body = parts(model_card({}, library="onnx"))
+    front, body = parts(card_text({}, library="onnx"))
     assert set(front) == {"library_name", "pipeline_tag", "tags"}
     assert [line for line in body.splitlines() if line.startswith("#")] == ["# Vision Transformer with registers"]
     assert "|" not in body
@@ -62,7 +62,7 @@ def test_what_is_not_known_is_absent() -> None:
 
 
 def test_text_cannot_break_out_of_the_front_matter() -> None:
-    front, body = parts(model_card({"license": "x\n---\nlibrary_name: y", "title": "T"}, library="timm"))
+    front, body = parts(card_text({"license": "x\n---\nlibrary_name: y", "title": "T"}, library="timm"))
     assert front["library_name"] == "timm"
     assert front["license"].startswith("x")
     assert body.lstrip().startswith("# T")
@@ -79,6 +79,6 @@ def test_text_cannot_break_out_of_the_front_matter() -> None:
 )
 def test_mistakes_are_named(card: dict[str, Any], wanted: str) -> None:
     with pytest.raises(ValueError, match=wanted):
-        model_card(card, library="timm")
+        card_text(card, library="timm")
     with pytest.raises(ValueError, match="library is one of"):
-        model_card({}, library="flax")
+        card_text({}, library="flax")

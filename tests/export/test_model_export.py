@@ -245,6 +245,19 @@ def test_snippets_for_the_hub(kind: Any, source: str, tmp_path: Path) -> None:
     compile(code, "snippet", "exec")
 
 
+@pytest.mark.parametrize("variant", ["no registers", "dinov2"])
+def test_other_sizes_are_told_where_bare_timm_differs(variant: str, tmp_path: Path) -> None:
+    backbone = TIMM[variant]()
+    exported = export_model(backbone, tmp_path, format="timm")
+    differs = not torch.equal(timm_backbone_of(tmp_path)(noise((84, 70))).tokens, backbone(noise((84, 70))).tokens)
+    assert any("bare timm resizes" in note for note in exported.notes) is differs
+    assert differs is (variant == "dinov2")
+
+
+def timm_backbone_of(folder: Path) -> Backbone:
+    return regista.load(timm.create_model(f"local-dir:{folder}", pretrained=True))
+
+
 def test_bare_timm_needs_no_regista_json(tmp_path: Path) -> None:
     backbone = TIMM["swiglu"]()
     export_model(backbone, tmp_path)

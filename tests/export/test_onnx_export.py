@@ -26,9 +26,9 @@ onnx = pytest.importorskip("onnx")
 
 
 def run(path: Path, images: torch.Tensor) -> dict[str, torch.Tensor]:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, map(torch.from_numpy, session.run(names, {"pixels": images.numpy()})), strict=True))
+    runtime = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [output.name for output in runtime.get_outputs()]
+    return dict(zip(names, map(torch.from_numpy, runtime.run(names, {"pixels": images.numpy()})), strict=True))
 
 
 def compare(path: Path, backbone: Backbone, images: torch.Tensor) -> dict[str, torch.Tensor]:

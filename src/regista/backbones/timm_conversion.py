@@ -76,13 +76,20 @@ def as_timm_backbone(backbone: Backbone) -> TimmBackbone:
     result.notes = [*backbone.notes, *result.notes, *notes]
     if getattr(backbone, "full_model", vit) is not vit:
         result.notes.append(f"only the {type(vit).__name__} inside is converted; the head is left out")
-    if result.vit.pos_embed is not None and result.positions != TIMM:
-        result.notes.append(
-            "bare timm resizes the position table in its own way (bicubic with antialiasing), so at other sizes than "
-            "the native one its tokens differ from the source's; regista.load heeds the source's way"
-        )
+    result.notes += notes_on_other_sizes(result)
     keep_planted(backbone, result)
     return result
+
+
+def notes_on_other_sizes(backbone: TimmBackbone) -> list[str]:
+    """What bare timm does otherwise with this model, away from its native size; empty if nothing."""
+    if backbone.vit.pos_embed is None or backbone.positions == TIMM:
+        return []
+    note = (
+        "bare timm resizes the position table in its own way (bicubic with antialiasing), so at other sizes than the "
+        "native one its tokens differ from the source's; regista.load heeds the source's way"
+    )
+    return [note]
 
 
 def _created(architecture: str, arguments: Mapping[str, Any], **more: Any) -> nn.Module:

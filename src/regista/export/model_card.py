@@ -55,7 +55,7 @@ class ModelCard:
         return cls(**card)
 
 
-def model_card(
+def card_text(
     card: ModelCard | Mapping[str, Any], *, library: str, snippet: str = "", notes: Sequence[str] = ()
 ) -> str:
     """The text of README.md.

@@ -6,7 +6,7 @@ import copy
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,7 +18,8 @@ from regista.backbones.base import Backbone
 from regista.backbones.loading import load
 from regista.backbones.plain_weights import check_plain_weights, normed_tokens
 from regista.backbones.saving import OWN_FILES, put_in_place
-from regista.export.model_card import ModelCard, model_card
+from regista.backbones.timm_conversion import as_timm_backbone, notes_on_other_sizes
+from regista.export.model_card import ModelCard, card_text
 from regista.export.onnx_export import export_onnx
 from regista.export.snippets import Loading, loading_snippet, snippet_for
 from regista.results.writing import in_words
@@ -99,7 +100,7 @@ def export_model(
         written = _WRITERS[kind](backbone, beside)
         snippet = snippet_for(written.loading, folder)
         if card is not None:
-            text = model_card(card, library=kind, snippet=snippet, notes=written.notes)
+            text = card_text(card, library=kind, snippet=snippet, notes=written.notes)
             (beside / CARD).write_text(text, encoding="utf-8")
         put_in_place(beside, folder)
     except OSError as error:
@@ -136,11 +137,10 @@ def _check_folder(folder: Path, force: bool) -> None:
 
 
 def _write_timm(backbone: Backbone, folder: Path) -> _Written:
-    from regista.backbones.timm_conversion import as_timm_backbone
-
     converted = as_timm_backbone(backbone)
     converted.save_pretrained(folder)
-    return _compared("timm", backbone, converted, folder)
+    written = _compared("timm", backbone, converted, folder)
+    return replace(written, notes=tuple(dict.fromkeys([*written.notes, *notes_on_other_sizes(converted)])))
 
 
 def _write_transformers(backbone: Backbone, folder: Path) -> _Written:

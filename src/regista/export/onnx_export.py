@@ -196,7 +196,8 @@ def _finish(file: Path, metadata: dict[str, str]) -> None:
     """Write the metadata into the model, and weights that no single file can hold into one beside it."""
     onnx = _needed("onnx")
     model = onnx.load(str(file))
-    onnx.helper.set_model_props(model, metadata)
+    for key, value in metadata.items():
+        model.metadata_props.add(key=key, value=value)
     large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > ONE_FILE
     for other in [found for found in file.parent.iterdir() if found != file or large]:
         other.unlink()
@@ -214,13 +215,13 @@ def _checked(
     Raises:
         ValueError: if it is too large, or the file does not run.
     """
-    session = _needed("onnxruntime").InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    runtime = _needed("onnxruntime").InferenceSession(str(file), providers=["CPUExecutionProvider"])
     largest, shapes = 0.0, dict[str, tuple[int, ...]]()
     for number, count in enumerate(batches):
         noise = torch.Generator().manual_seed(number)
         images = torch.randn(count, 3, *layout.image_size, generator=noise)
         wanted = _by_name(backbone(images).tokens, layout)
-        found = session.run(list(wanted), {INPUT: images.numpy()})
+        found = runtime.run(list(wanted), {INPUT: images.numpy()})
         for name, value in zip(wanted, found, strict=True):
             got, own = torch.from_numpy(value), wanted[name]
             if got.shape != own.shape:

@@ -54,14 +54,14 @@ import numpy as np
 import onnxruntime
 from PIL import Image
 
-session = onnxruntime.InferenceSession({source!r}, providers=["CPUExecutionProvider"])
-facts = {{key: json.loads(value) for key, value in session.get_modelmeta().custom_metadata_map.items()}}
+runtime = onnxruntime.InferenceSession({source!r}, providers=["CPUExecutionProvider"])
+facts = {{key: json.loads(value) for key, value in runtime.get_modelmeta().custom_metadata_map.items()}}
 height, width = facts["image_size"]
 image = Image.new("RGB", (640, 480), "white")  # yours: Image.open(path).convert("RGB")
 image = image.resize((width, height), Image.Resampling.BICUBIC)
 pixels = (np.asarray(image, np.float32) / 255 - np.array(facts["mean"])) / np.array(facts["std"])
 pixels = pixels.transpose(2, 0, 1)[np.newaxis].astype(np.float32)  # (1, 3, H, W)
-{names} = session.run({named}, {{"pixels": pixels}})
+{names} = runtime.run({named}, {{"pixels": pixels}})
 """
 _TEMPLATES = {"timm": _TIMM, "transformers": _TRANSFORMERS, "regista": _REGISTA, "onnx": _ONNX}
 
