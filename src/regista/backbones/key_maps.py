@@ -89,6 +89,17 @@ def to_timm(state: Mapping[str, Tensor], module: nn.Module) -> Converted:
     return _through_timm(dict(state), module)
 
 
+def name_in_timm(key: str) -> str:
+    """The place of one of transformers' tensors in timm's names, attention and gated MLPs taken apart.
+
+    So ``encoder.layer.0.attention.q_proj.weight`` is ``blocks.0.attn.q.weight``, and a gated MLP has ``mlp.gate``
+    and ``mlp.up``. Names of other families stay as they are.
+    """
+    for pattern, replacement in _TRANSFORMERS:
+        key = re.sub(pattern, replacement, key)
+    return key
+
+
 def position_grid_count(converted: Converted, module: Any) -> int | None:
     """How many patches the position table in the file is for; None without a table."""
     table = converted.state.get("pos_embed")
@@ -212,12 +223,7 @@ _FORMATS: tuple[tuple[str, Callable[[set[str]], bool], Callable[[State, Any, str
 
 
 def _renamed(state: State) -> State:
-    renamed: State = {}
-    for key, value in state.items():
-        for pattern, replacement in _TRANSFORMERS:
-            key = re.sub(pattern, replacement, key)
-        renamed[key] = value
-    return renamed
+    return {name_in_timm(key): value for key, value in state.items()}
 
 
 def _fused_qkv(state: State) -> State:

@@ -86,3 +86,12 @@ def apply_record(backbone: Backbone, record: dict[str, Any]) -> None:
         from regista.backbones.plant import planted_from_metadata
 
         backbone.planted = planted_from_metadata(record["planted"], backbone)
+
+
+def keep_planted(source: Backbone, target: Backbone) -> None:
+    """Give a converted model, whose blocks and MLP units are those of ``source``, its truth about planted outliers."""
+    metadata = getattr(source.planted, "metadata", None)
+    if metadata:
+        from regista.backbones.plant import planted_from_metadata
+
+        target.planted = planted_from_metadata(metadata, target)

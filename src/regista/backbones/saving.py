@@ -57,7 +57,7 @@ def save_pretrained(backbone: Backbone, folder: str | Path) -> Path:
         write(backbone, beside)
         _write_json(beside / FILE, record)
         _flush(beside)
-        _swap(beside, folder)
+        put_in_place(beside, folder)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"cannot write {folder}: {in_words(error)}; what was there before is unchanged") from error
     finally:
@@ -129,7 +129,7 @@ def _flush(folder: Path) -> None:
                 os.close(handle)
 
 
-def _swap(new: Path, folder: Path) -> None:
+def put_in_place(new: Path, folder: Path) -> None:
     """Put ``new`` in the place of ``folder``; what was there goes only when the new one stands."""
     if not folder.exists():
         new.rename(folder)

@@ -109,7 +109,7 @@ def _traits(module: Any) -> dict[str, Any]:
         "dynamic_img_size": bool(module.dynamic_img_size),
     }
     if mlp_in is not None:
-        traits["mlp_ratio"] = _ratio(int(mlp_in.out_features), int(module.embed_dim))
+        traits["mlp_ratio"] = mlp_ratio_for(int(mlp_in.out_features), int(module.embed_dim))
     if hasattr(module, "rope"):
         return {**traits, "num_reg_tokens": registers}
     qkv = getattr(attention, "qkv", None)
@@ -149,7 +149,7 @@ def _first(module: Any, *names: str) -> Any:
     return next((getattr(module, name) for name in names if hasattr(module, name)), None)
 
 
-def _ratio(hidden: int, width: int) -> float:
+def mlp_ratio_for(hidden: int, width: int) -> float:
     """A ratio from which timm's ``int(width * ratio)`` gives ``hidden``."""
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width
