@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 
 import regista
-from regista.backbones.base import Planted
+from regista.backbones.features import Planted
 from regista.backbones.inspection import inspect_backbone, mlp_facts
 from regista.backbones.tiny import tiny_vit
 

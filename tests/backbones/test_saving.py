@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 import regista
 from regista.backbones import plant
-from regista.backbones.base import Backbone, Planted
+from regista.backbones.base import Backbone
+from regista.backbones.features import Planted
 from regista.backbones.positions import TRANSFORMERS
 from regista.backbones.saving import save_pretrained
 from regista.backbones.timm import TimmBackbone

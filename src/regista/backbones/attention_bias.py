@@ -75,22 +75,22 @@ class _ExtraKey(AttentionMode):
         if flat:
             q, k, v = (torch.unflatten(x, 0, (-1, self.num_heads)) for x in (q, k, v))
         extra = [self.addition.get_buffer(name).unbind(0)[self.block] for name in ("keys", "values")]  # (H, K)
-        longer = [
+        keys, values = (
             torch.cat([x, more.to(x.dtype).unsqueeze(-2).expand(len(x), -1, -1, -1)], -2)
             for x, more in zip((k, v), extra, strict=True)
-        ]
+        )
         if attn_mask is not None:
             attn_mask = F.pad(attn_mask, (0, 1), value=1 if attn_mask.dtype == torch.bool else 0)
-        out = F.scaled_dot_product_attention(q, *longer, attn_mask, dropout_p, scale=scale)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask, dropout_p, scale=scale)
         return out.flatten(0, 1) if flat else out
 
 
-def _enter(mode: _ExtraKey, _module: nn.Module, _args: Any) -> None:
+def _enter(mode: Any, _module: nn.Module, _args: Any) -> None:
     mode.calls = 0
     mode.__enter__()
 
 
-def _leave(mode: _ExtraKey, module: nn.Module, _args: Any, _output: Any) -> None:
+def _leave(mode: Any, module: nn.Module, _args: Any, _output: Any) -> None:
     mode.__exit__(None, None, None)
     if not mode.calls:
         raise ValueError(

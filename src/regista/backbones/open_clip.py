@@ -13,8 +13,9 @@ from open_clip.timm_model import TimmModel
 from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
-from regista.backbones.base import Backbone, Features, evaluation_mode
+from regista.backbones.base import Backbone, evaluation_mode
 from regista.backbones.capture import BlockSites
+from regista.backbones.features import Features
 from regista.backbones.inserted_registers import insert_by_hook
 from regista.backbones.positions import (
     OPEN_CLIP,

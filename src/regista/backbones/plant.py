@@ -15,7 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from regista.backbones.base import Backbone, Planted
+from regista.backbones.base import Backbone
+from regista.backbones.features import Planted
 from regista.backbones.plant_cells import cell_map, choose_cells, mark_cells, table_grid, unused_direction
 from regista.backbones.plant_fit import content_trigger, position_trigger, sample_tokens
 from regista.backbones.plant_write import STEP, check_mlp, harmless_column, idle_neurons, send, write_step

@@ -34,7 +34,7 @@ _SHARED = (
 
 @torch.no_grad()
 def append_registers(vit: Any, registers: Tensor) -> None:
-    """Further registers (R, D) behind a Dinov2WithRegisters' or DINOv3's own, in place; its configuration counts them."""
+    """Registers (R, D) behind those of a Dinov2WithRegisters or DINOv3, in place; the configuration counts them."""
     old = vit.embeddings.register_tokens
     vit.embeddings.register_tokens = nn.Parameter(torch.cat([old, registers.unsqueeze(0)], 1))
     vit.config.num_register_tokens = int(old.shape[1]) + len(registers)
@@ -56,4 +56,5 @@ def with_register_class(vit: Any, registers: Tensor) -> Any:
     if "embeddings.mask_token" not in state:
         state["embeddings.mask_token"] = registers.new_zeros(1, registers.shape[-1])
     load_strict(module, state, name="Dinov2 with registers")
-    return module.to(registers.device, registers.dtype).train(vit.training)
+    moved: Any = module
+    return moved.to(registers.device, registers.dtype).train(vit.training)

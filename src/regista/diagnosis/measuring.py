@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regista.backbones.base import Backbone, Features
+from regista.backbones.base import Backbone
+from regista.backbones.features import Features
 from regista.diagnosis.arrays import ArrayStore
 from regista.diagnosis.neighbours import neighbour_cosine
 from regista.diagnosis.registers import effective_number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -40,6 +41,8 @@ def fix(
     backbone = load(backbone)
     if kind.needs_images and images is None:
         raise ValueError(f"method {kind.name!r} needs images: fix(backbone, {kind.name!r}, images)")
+    if isinstance(images, Iterator):  # a method may look at them more than once
+        images = list(images)
     state = chosen.fit(backbone, images, progress=progress)
     fixed = chosen.apply(backbone, state)
     fixed.history = [

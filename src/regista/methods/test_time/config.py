@@ -16,7 +16,7 @@ class TestTimeConfig:
         last_block: The last block in which neurons are looked for; the outliers' onset if None.
         registers: Tokens that receive the activations; one is enough in the paper.
         variant: "paper", or "released" for the released code's shared value and untouched CLS.
-        token: "register" adds a token; "attention-bias" adds a constant key and value instead.
+        form: "token" adds registers; "attention-bias" adds a constant key and value instead.
         batch_size: Images a forward.
     """
 
@@ -27,7 +27,7 @@ class TestTimeConfig:
     last_block: Optional[int] = None  # noqa: UP045
     registers: int = 1
     variant: Literal["paper", "released"] = "paper"
-    token: Literal["register", "attention-bias"] = "register"
+    form: Literal["token", "attention-bias"] = "token"
     batch_size: int = 8
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class TestTimeConfig:
             raise ValueError(f"registers is at least 1, got {self.registers}")
         if self.variant not in ("paper", "released"):
             raise ValueError(f"variant is 'paper' or 'released', got {self.variant!r}")
-        if self.token not in ("register", "attention-bias"):
-            raise ValueError(f"token is 'register' or 'attention-bias', got {self.token!r}")
+        if self.form not in ("token", "attention-bias"):
+            raise ValueError(f"form is 'token' or 'attention-bias', got {self.form!r}")
         if self.batch_size < 1:
             raise ValueError(f"batch_size is at least 1, got {self.batch_size}")

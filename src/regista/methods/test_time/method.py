@@ -49,7 +49,7 @@ class TestTime(Method):
                 "outlier_block": rule.block,
                 "cutoff": rule.cutoff,
             }
-        if config.token == "register":
+        if config.form == "token":
             return State(record)
         keys, values = mean_key_value(self._with_token(backbone, neurons), images, config.batch_size)
         return State(record, {"keys": keys, "values": values})
@@ -57,7 +57,7 @@ class TestTime(Method):
     def apply(self, backbone: Backbone, state: State) -> Backbone:
         """A copy with the intervention at its MLPs; the register is a prefix token like any other."""
         neurons = [(int(block), int(unit), float(score)) for block, unit, score in state.record["neurons"]]
-        if self.config.token == "register":
+        if self.config.form == "token":
             return self._with_token(backbone, neurons)
         biased = copy.deepcopy(backbone)
         segments = prefix_segments(biased.layout())
@@ -107,7 +107,8 @@ def mean_key_value(backbone: Backbone, images: Any, batch_size: int) -> tuple[Te
 
         def last(value: Tensor, layout: Any = layout) -> Tensor:
             registers = layout.take(value, "registers")
-            return registers.narrow(-2, registers.shape[-2] - 1, 1).squeeze(-2).double().sum(0)  # (H, K)
+            summed: Tensor = registers.narrow(-2, registers.shape[-2] - 1, 1).squeeze(-2).double().sum(0)  # (H, K)
+            return summed
 
         sites = [f"blocks.{block}.{kind}" for block in range(backbone.depth) for kind in "kv"]
         for site, value in backbone(pixels, dict.fromkeys(sites, last)).captured.items():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from regista.diagnosis.config import DiagnosisConfig
 from regista.diagnosis.examination import diagnose
 from regista.diagnosis.measuring import token_norms
 from regista.diagnosis.source import ImageSource
+from regista.tokens import TokenLayout
 
 MOST = 100  # neurons that a gap may leave above it
 SMALLEST_GAP = 1.25
@@ -134,14 +138,10 @@ def top_neurons(scores: Tensor, top_k: int | None) -> list[Neuron]:
 def _gap(ordered: list[float]) -> int:
     """How many stand above the widest relative gap."""
     floor = max(ordered[0] * 1e-6, 1e-12)
-    ratios = [high / max(low, floor) if high > floor else 1.0 for high, low in zip(ordered, ordered[1:], strict=False)]
+    ratios = [high / max(low, floor) if high > floor else 1.0 for high, low in pairwise(ordered)]
     if not ratios or max(ratios) < SMALLEST_GAP:
         return max(1, len(ordered) - 1)
     return ratios.index(max(ratios)) + 1
-
-
-class _EnoughError(Exception):
-    """Stops a forward pass behind the block that tells the outliers."""
 
 
 def _activations(
@@ -151,39 +151,42 @@ def _activations(
     source = ImageSource(backbone, images, DiagnosisConfig(batch_size=batch_size))
     for pixels, valid in source:
         layout = backbone.layout((pixels.shape[-2], pixels.shape[-1]))
-        hidden: dict[int, Tensor] = {}
-        norms: list[Tensor] = []
-
-        def keep(block: int) -> Callable[[Tensor], Tensor]:
-            def reduce(value: Tensor, store: dict[int, Tensor] = hidden, layout: Any = layout) -> Tensor:
-                store[block] = layout.take(value, "patches")
-                return value
-
-            return reduce
-
-        def judge(tokens: Tensor, store: list[Tensor] = norms, layout: Any = layout) -> Tensor:
-            store.append(token_norms(layout.take(tokens, "patches")))
-            raise _EnoughError
-
+        reading = _Reading(layout, last_block)
         captures: dict[str, Callable[[Tensor], Tensor]] = {
-            f"blocks.{block}.mlp_hidden": keep(block) for block in range(last_block + 1)
+            f"blocks.{block}.mlp_hidden": partial(reading.keep, block) for block in range(last_block + 1)
         }
-        captures[f"blocks.{max(rule.block, last_block)}.resid"] = judge
-        if rule.block < last_block:
-            captures[f"blocks.{rule.block}.resid"] = _first_judgement(norms, layout)
-        try:
+        captures[f"blocks.{rule.block}.resid"] = reading.judge
+        with suppress(_EnoughError):
             backbone(pixels, captures)
-        except _EnoughError:
-            mask = (norms[0] > rule.cutoff) & valid.flatten(1).to(norms[0].device)
-            yield [hidden[block] for block in range(last_block + 1)], mask
+        mask = (reading.norms > rule.cutoff) & valid.flatten(1).to(reading.norms.device)
+        yield [reading.hidden[block] for block in range(last_block + 1)], mask
 
 
-def _first_judgement(norms: list[Tensor], layout: Any) -> Callable[[Tensor], Tensor]:
-    def judge(tokens: Tensor) -> Tensor:
-        norms.append(token_norms(layout.take(tokens, "patches")))
-        return tokens
+class _EnoughError(Exception):
+    """Stops a forward pass when all is read."""
 
-    return judge
+
+class _Reading:
+    """Hidden units of the patches, and their norms at one block, of one forward."""
+
+    def __init__(self, layout: TokenLayout, last_block: int) -> None:
+        self.layout, self.last_block = layout, last_block
+        self.hidden: dict[int, Tensor] = {}
+        self.norms = torch.empty(0)
+
+    def keep(self, block: int, value: Tensor) -> Tensor:
+        self.hidden[block] = self.layout.take(value, "patches")
+        return self.reached(value)
+
+    def judge(self, tokens: Tensor) -> Tensor:
+        self.norms = token_norms(self.layout.take(tokens, "patches"))
+        return self.reached(tokens)
+
+    def reached(self, value: Tensor) -> Tensor:
+        """Stop if nothing is left to be read."""
+        if self.norms.numel() and self.last_block in self.hidden:
+            raise _EnoughError
+        return value
 
 
 def _mean_over(mask: Tensor, weights: Tensor, activation: Tensor) -> Tensor:

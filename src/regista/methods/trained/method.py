@@ -39,7 +39,8 @@ def initial_registers(count: int, embed_dim: int, *, std: float = 1.0, seed: int
     would get equal gradients and stay equal, and one register would do the work of all.
     """
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, embed_dim, generator=generator) * std * embed_dim**-0.5
+    registers: Tensor = torch.randn(count, embed_dim, generator=generator) * (std * embed_dim**-0.5)
+    return registers
 
 
 METHOD = Trained
