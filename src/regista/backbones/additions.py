@@ -25,6 +25,7 @@ KINDS = Registry(
         "inserted-registers": "regista.backbones.inserted_registers:InsertedRegisters",
         "register-neurons": "regista.backbones.register_neurons:RegisterNeurons",
         "attention-bias": "regista.backbones.attention_bias:AttentionBias",
+        "selective-pool": "regista.backbones.selective_read_out:SelectiveReadOut",
         "neighbour-repair": "regista.backbones.neighbour_repair:NeighbourRepair",
     },
     entry_point_group="regista.additions",
@@ -54,6 +55,9 @@ class Addition(nn.Module, ABC):
     @abstractmethod
     def hang(self, backbone: Backbone) -> None:
         """Hang hooks on parts of the module; called once, when it has become its child."""
+
+    def bind(self, backbone: Backbone) -> None:  # noqa: B027  most have nothing to do
+        """Change how an adapter reads the module; called for every adapter of it, also when it came as a live module."""
 
     @abstractmethod
     def to_record(self) -> dict[str, Any]:

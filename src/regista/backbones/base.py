@@ -74,6 +74,8 @@ class Backbone(ABC):
         self.notes: list[str] = []
         self.additions: list[Addition] = additions_of(module)
         self.num_register_tokens += sum(addition.num_register_tokens for addition in self.additions)
+        for addition in self.additions:
+            addition.bind(self)
         self._edits: dict[str, Reduce] = {}
         self._visible_registers: int | None = None  # all
         self.history: list[dict[str, Any]] = []
@@ -275,6 +277,7 @@ class Backbone(ABC):
         """Put something into the module, in place; for a copy of one's own."""
         self.module.add_module(addition.child_name, addition.to(self.device))
         addition.hang(self)
+        addition.bind(self)
         self.additions.append(addition)
 
     @property
