@@ -14,7 +14,7 @@ from regista.backbones.register_neurons import RegisterNeurons, prefix_segments
 from regista.diagnosis.config import DiagnosisConfig
 from regista.diagnosis.measuring import token_norms
 from regista.diagnosis.source import ImageSource
-from regista.methods.protocol import Method, Progress, State
+from regista.methods.protocol import Method, Progress, State, Workspace
 from regista.methods.test_time.config import TestTimeConfig
 from regista.methods.test_time.neurons import Neuron, OutlierRule, neuron_scores, outlier_rule, top_neurons
 
@@ -31,7 +31,14 @@ class TestTime(Method):
     summary = "a zero register takes over what register neurons write; no training"
     config_class = TestTimeConfig
 
-    def fit(self, backbone: Backbone, images: Any = None, *, progress: Progress | None = None) -> State:
+    def fit(
+        self,
+        backbone: Backbone,
+        images: Any = None,
+        *,
+        progress: Progress | None = None,
+        workspace: Workspace | None = None,
+    ) -> State:
         """Find the neurons, and for the attention-bias variant the mean key and value of the register."""
         config: TestTimeConfig = self.config
         if config.top_k == 0:
@@ -75,11 +82,10 @@ class TestTime(Method):
         """The fewest neurons of a few tries that leave a tenth of the outliers; the best try if none does."""
         by_gap = top_neurons(scores, None)
         tries = [by_gap, *(top_neurons(scores, count) for count in TRIED if count > len(by_gap))]
-        before = outlier_count(backbone, images, rule, self.config.batch_size)
         best: tuple[float, list[Neuron]] = (float("inf"), by_gap)
         for neurons in tries:
             left = outlier_count(self._with_token(backbone, neurons), images, rule, self.config.batch_size)
-            if left <= CURED * before:
+            if left <= CURED * rule.count:
                 return neurons
             best = min(best, (left, neurons), key=lambda found: found[0])
         return best[1]

@@ -30,11 +30,13 @@ class OutlierRule:
 
     Attributes:
         onset: The first block whose output has them.
+        count: How many there are on the images of the diagnosis.
     """
 
     block: int
     cutoff: float
     onset: int
+    count: int
 
 
 def find_register_neurons(
@@ -83,7 +85,7 @@ def outlier_rule(backbone: Backbone, images: Any, *, cutoff: float | None = None
             f"{backbone.name} shows no outlier tokens on these {found.images['count']} images, so no neuron can be "
             "found; look with regista diagnose, or give a cutoff"
         )
-    return OutlierRule(found.outlier_block, found.cutoff, found.onset_block)
+    return OutlierRule(found.outlier_block, found.cutoff, found.onset_block, int(found.outliers.sum()))
 
 
 @torch.inference_mode()
