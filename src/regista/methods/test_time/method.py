@@ -12,11 +12,11 @@ from regista.backbones.attention_bias import AttentionBias
 from regista.backbones.base import Backbone
 from regista.backbones.register_neurons import RegisterNeurons, prefix_segments
 from regista.diagnosis.config import DiagnosisConfig
-from regista.diagnosis.measuring import token_norms
+from regista.diagnosis.outlier_rule import OutlierRule, outlier_count, outlier_rule
 from regista.diagnosis.source import ImageSource
 from regista.methods.protocol import Method, Progress, State, Workspace
 from regista.methods.test_time.config import TestTimeConfig
-from regista.methods.test_time.neurons import Neuron, OutlierRule, neuron_scores, outlier_rule, top_neurons
+from regista.methods.test_time.neurons import Neuron, neuron_scores, top_neurons
 
 TRIED = (10, 20, 45, 100)  # the paper's 10 (OpenCLIP B/16), 45 (DINOv2-L) and 100 (CLIP-L)
 CURED = 0.1  # of the outliers may be left
@@ -89,18 +89,6 @@ class TestTime(Method):
                 return neurons
             best = min(best, (left, neurons), key=lambda found: found[0])
         return best[1]
-
-
-@torch.inference_mode()
-def outlier_count(backbone: Backbone, images: Any, rule: OutlierRule, batch_size: int) -> float:
-    """How many patches the rule calls outliers."""
-    count = 0
-    for pixels, valid in ImageSource(backbone, images, DiagnosisConfig(batch_size=batch_size)):
-        layout = backbone.layout((pixels.shape[-2], pixels.shape[-1]))
-        norms = backbone(pixels, {f"blocks.{rule.block}.resid": token_norms}).captured[f"blocks.{rule.block}.resid"]
-        patches = layout.take(norms, "patches", dim=-1)
-        count += int(((patches > rule.cutoff) & valid.flatten(1).to(patches.device)).sum())
-    return float(count)
 
 
 @torch.inference_mode()
