@@ -1,0 +1,1 @@
+"""Methods against artifacts, one package each."""
