@@ -32,7 +32,7 @@ class StubBackbone(Backbone):
         embed_dim: int = 6,
     ) -> None:
         super().__init__(
-            nn.Linear(2, 1),
+            nn.BatchNorm1d(2),  # some weights, the same in every stub
             name="stub",
             embed_dim=embed_dim,
             num_heads=1,
