@@ -67,7 +67,8 @@ def token_cosines(predicted: Tensor, target: Tensor) -> Tensor:
     """Cosine of each pair of tokens, lengths kept from 0 by 1e-8: (..., D), (..., D) -> (...)."""
     unit_p = predicted / (torch.linalg.vector_norm(predicted, dim=-1, keepdim=True) + EPS)
     unit_t = target / (torch.linalg.vector_norm(target, dim=-1, keepdim=True) + EPS)
-    return (unit_p * unit_t).sum(-1)
+    cosines: Tensor = (unit_p * unit_t).sum(-1)
+    return cosines
 
 
 def _weights(valid: Tensor, predicted: Tensor) -> Tensor:

@@ -42,7 +42,8 @@ def make_schedule(config: TrainConfig, steps_per_epoch: int) -> Schedule:
 
 def epoch_rate(lr: float, end_lr: float, epoch: int, epochs: int) -> float:
     """Value of "exponential-epochs" for an epoch, counted from 0."""
-    return max(end_lr, lr * (end_lr / lr) ** ((epoch + 1) / epochs))
+    value: float = lr * (end_lr / lr) ** ((epoch + 1) / epochs)
+    return max(end_lr, value)
 
 
 def _exponential(config: TrainConfig, step: int, steps_per_epoch: int) -> float:
