@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from regista.train.config import TrainConfig
-from regista.train.loop import TrainResult, train
+from regista.train.loop import train
+from regista.train.outcome import TrainResult
 from regista.train.sampling import SeededDataset, item_generator
 from regista.train.task import TrainingTask
 

@@ -64,15 +64,15 @@ class Journal:
         if self.active:
             self.run.log(name, **values)
 
-    def scalars(self, name: str, step: int, values: Mapping[str, float], **facts: Any) -> None:
-        """A line in the log with ``values`` and ``facts``, and each value as a scalar "name/value" at ``step``."""
+    def scalars(self, name: str, at: int, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
+        """A line in the log with ``values`` and ``facts``, and each value as a scalar "name/value"."""
         if not self.active:
             return
-        self.run.log(name, **facts, **values)
+        self.run.log({"event": name, **facts, **values})
 
         def write() -> None:
             for key, value in values.items():
-                self._writer.add_scalar(f"{name}/{key}", value, step)
+                self._writer.add_scalar(f"{name}/{key}", value, at)
 
         self._try(write)
 

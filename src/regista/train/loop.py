@@ -198,7 +198,7 @@ class _Loop:
                 self.tally.sums[name] = self.tally.sums.get(name, 0.0) + value * numbers.items
             if numbers.step % self.config.log_every == 0:
                 facts = {"step": numbers.step, "epoch": numbers.epoch}
-                self.journal.scalars("step", numbers.step, {**numbers.values, "lr": numbers.rate}, **facts)
+                self.journal.scalars("step", numbers.step, {**numbers.values, "lr": numbers.rate}, facts)
 
     def _after(self, epoch: int, seconds: float, on_epoch: OnEpoch | None) -> None:
         """What follows the last step of an epoch, or of the run: evaluation, lines, a checkpoint."""
@@ -214,7 +214,8 @@ class _Loop:
                 with preserved_randomness():
                     metrics |= _finite(on_epoch(epoch, dict(metrics)) or {}, epoch)
             values = {**self.tally.terms, **metrics}
-            self.journal.scalars("epoch", epoch, values, epoch=epoch, steps_done=done, seconds=round(seconds, 3))
+            facts = {"epoch": epoch, "steps_done": done, "seconds": round(seconds, 3)}
+            self.journal.scalars("epoch", epoch, values, facts)
         self.tally.metrics = metrics or self.tally.metrics
         epoch_due = _due(epoch + 1, self.config.checkpoint_every_epochs)
         if at_end or (whole and (epoch_due or _due(done, self.config.checkpoint_every_steps))):
@@ -251,11 +252,7 @@ class _Loop:
         self._collect()
         random = gathered_random_state()
         if self.accelerator.is_main_process:
-            bad = first_bad_parameter(self.modules)
-            if bad is not None:
-                raise ValueError(
-                    f"{bad} holds NaN or infinite values after step {self.tally.steps_done - 1}; not saved"
-                )
+            check_parameters(self.modules, self.tally.steps_done - 1)
             moments, rest = optimizer_tensors(self.optimizer, self.names)
             tensors = {MODULES: module_tensors(self.modules), OPTIMIZER: moments, RANDOM: random}
             state = {"facts": self.facts, "optimizer": rest, "tally": asdict(self.tally)}
