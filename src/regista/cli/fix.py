@@ -76,9 +76,9 @@ def command(
     flags = {"registers": registers, "seed": seed, "batch_size": batch_size}
     given = {key: value for key, value in flags.items() if value is not None}
     settings = {**(options.read_config(config) if config else {}), **parsed(words), **given}
-    configured(kind.config_class, settings, what=f"method {kind.name!r}")  # before anything is loaded
+    chosen = kind(configured(kind.config_class, settings, what=f"method {kind.name!r}"))  # before anything is loaded
     voice = options.Voice(quiet=quiet, verbose=verbose, json=json_output)
-    if kind.needs_images and not files:
+    if chosen.needs_images and not files:
         raise ValueError(f"method {kind.name!r} needs images; name files, folders or patterns after it")
     load = {"device": device.value, "dtype": dtype.value, "allow_partial": allow_partial, "image_size": image_size}
     folder = out or options.new_folder("fix")

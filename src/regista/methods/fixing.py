@@ -44,7 +44,7 @@ def fix(
     kind = method_class(method)
     chosen = kind(configured(kind.config_class, config, what=f"method {kind.name!r}"))
     backbone = load(backbone)
-    if kind.needs_images and images is None:
+    if chosen.needs_images and images is None:
         raise ValueError(f"method {kind.name!r} needs images: fix(backbone, {kind.name!r}, images)")
     if isinstance(images, Iterator):  # a method may look at them more than once
         images = list(images)

@@ -61,7 +61,7 @@ class Method(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     config_class: ClassVar[type]
-    needs_images: ClassVar[bool] = True
+    needs_images: bool = True
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.config_class() if config is None else config

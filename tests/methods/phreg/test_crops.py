@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from regista.methods.phreg import CropDataset, TargetStore, compute_targets
+from regista.methods.phreg.crops import Crop
+from regista.train.config import TrainConfig
+from regista.train.sampling import Batches, Plan
 from tests.methods.phreg.conftest import photo
 from tests.methods.phreg.stubs import StubBackbone, patch_statistics
 from tests.tolerances import assert_close
@@ -28,14 +29,13 @@ def test_image_and_target_match(store: TargetStore, flip: bool) -> None:
     data = CropDataset(store, flip=flip)
     seen = set()
     for epoch in range(12):
-        data.set_epoch(epoch)
         for item in range(len(data)):
-            pixels, target = data[item]
+            pixels, target = data.item(item, epoch=epoch, seed=0)
             assert pixels.shape == (3, SIDE, SIDE)
             assert target.shape == ((SIDE // PATCH) ** 2, 6)
             assert target.dtype == torch.float32
             assert_close(target, patch_statistics(pixels.unsqueeze(0), (8, 8)).squeeze(0))
-            seen.add((item, data.crop(item)))
+            seen.add((item, data.crop(item, epoch=epoch)))
     places = {item: {crop for number, crop in seen if number == item} for item in range(5)}
     assert {crop.row for crop in places[0]} == {0}
     assert {crop.col for crop in places[0]} == {0, 1, 2, 3, 4}  # a map of 8 x 12 cells
@@ -46,14 +46,13 @@ def test_image_and_target_match(store: TargetStore, flip: bool) -> None:
 
 def test_a_crop_is_a_piece_of_the_map(store: TargetStore) -> None:
     """Half precision or not, cell by cell, with a flip by hand."""
-    data = CropDataset(store, seed=2, flip=True)
+    data = CropDataset(store, flip=True)
     for epoch in range(6):
-        data.set_epoch(epoch)
         for item in range(len(data)):
-            crop = data.crop(item)
+            crop = data.crop(item, epoch=epoch, seed=2)
             whole = store.read(item)
             _, cols = store.grid_size(item)
-            _, target = data[item]
+            _, target = data.item(item, epoch=epoch, seed=2)
             for row in range(8):
                 for col in range(8):
                     source = crop.col + (7 - col if crop.flip else col)
@@ -62,35 +61,40 @@ def test_a_crop_is_a_piece_of_the_map(store: TargetStore) -> None:
 
 def test_deterministic(store: TargetStore) -> None:
     def crops(seed: int, epoch: int) -> list[object]:
-        data = CropDataset(store.folder, seed=seed, flip=True)
-        data.set_epoch(epoch)
+        data = CropDataset(store.folder, flip=True)
         torch.manual_seed(epoch)
-        return [data.crop(item) for item in reversed(range(5))]
+        return [data.crop(item, epoch=epoch, seed=seed) for item in reversed(range(5))]
 
     assert crops(0, 3) == crops(0, 3)
     assert len({str(crops(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
 
 
-def test_workers_give_the_same_and_see_the_epoch(store: TargetStore) -> None:
-    alone, shared = CropDataset(store, flip=True), CropDataset(store, flip=True)
-    loader = DataLoader(shared, batch_size=2, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
-    previous = None
-    for epoch in range(3):
-        alone.set_epoch(epoch)
-        shared.set_epoch(epoch)
-        pixels, targets = (torch.cat(parts) for parts in zip(*loader, strict=True))
-        wanted = [alone[item] for item in range(5)]
-        assert torch.equal(pixels, torch.stack([image for image, _ in wanted]))
-        assert torch.equal(targets, torch.stack([target for _, target in wanted]))
-        assert previous is None or not torch.equal(previous, pixels)
-        previous = pixels
+def test_workers_give_the_same(store: TargetStore) -> None:
+    data = CropDataset(store, flip=True)
+    settings = [TrainConfig(batch_size=2, num_workers=workers, seed=3) for workers in (0, 2)]
+    for epoch in range(2):
+        alone, shared = (
+            [part for parts in Batches(data, Plan(len(data), config)).epoch(epoch, 0) for part, _ in parts]
+            for config in settings
+        )
+        for (pixels, targets), (others, same) in zip(alone, shared, strict=True):
+            assert torch.equal(pixels, others)
+            assert torch.equal(targets, same)
 
 
-def test_pickles(store: TargetStore) -> None:
-    data = CropDataset(store, seed=4)
-    data.set_epoch(7)
-    twin = pickle.loads(pickle.dumps(data))
-    assert [twin.crop(item) for item in range(5)] == [data.crop(item) for item in range(5)]
+def test_central_crops_stay(store: TargetStore) -> None:
+    data = CropDataset(store, central=True, flip=True)
+    assert [data.crop(item, epoch=epoch) for item in range(3) for epoch in (0, 5)] == [
+        Crop(0, 2, False), Crop(0, 2, False), Crop(1, 0, False), Crop(1, 0, False), Crop(0, 0, False), Crop(0, 0, False)
+    ]  # fmt: skip
+
+
+def test_some_images(store: TargetStore) -> None:
+    data = CropDataset(store, indices=[4, 1])
+    assert torch.equal(data[0][1], CropDataset(store)[4][1])
+    assert len(data) == 2
+    with pytest.raises(ValueError, match="no target of the images"):
+        CropDataset(store, indices=[77])
 
 
 def test_skipped_images_leave_no_hole(photos: list[Path], tmp_path: Path) -> None:
@@ -127,8 +131,3 @@ def test_a_file_that_changed_or_went_is_named(store: TargetStore, photos: list[P
     with pytest.raises(ValueError, match=r"3\.png: no such file"):
         data[3]
     assert len(data[0]) == 2
-
-
-def test_a_negative_seed_is_refused(store: TargetStore) -> None:
-    with pytest.raises(ValueError, match="seed"):
-        CropDataset(store, seed=-1)

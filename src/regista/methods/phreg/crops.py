@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from regista.data.images import load_image
 from regista.methods.phreg.map_images import hash_file
 from regista.methods.phreg.targets import TargetStore
+from regista.train.sampling import SeededDataset
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Crop:
     flip: bool
 
 
-class CropDataset(Dataset[tuple[Tensor, Tensor]]):
+class CropDataset(SeededDataset):
     """Random R x R crops along the long side, as the student sees them, and their targets.
 
     The released code places crops to the pixel; here they lie on the map's cells, so that image
@@ -38,7 +39,8 @@ class CropDataset(Dataset[tuple[Tensor, Tensor]]):
 
     Args:
         store: Targets, or their folder.
-        seed: Of the crops.
+        indices: Of the images to take; all that have a target by default.
+        central: The middle crop, the same in every epoch, unmirrored: for held-out images.
         flip: Mirror half of the crops, image and target alike. The released student sees no flips.
         allow_partial: Take what targets there are.
 
@@ -47,11 +49,15 @@ class CropDataset(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(
-        self, store: TargetStore | str | Path, *, seed: int = 0, flip: bool = False, allow_partial: bool = False
+        self,
+        store: TargetStore | str | Path,
+        *,
+        indices: Sequence[int] | None = None,
+        central: bool = False,
+        flip: bool = False,
+        allow_partial: bool = False,
     ) -> None:
         self.store = store if isinstance(store, TargetStore) else TargetStore.open(store)
-        if seed < 0:
-            raise ValueError(f"seed is at least 0, got {seed}")
         missing = len(self.store.missing())
         self.indices = self.store.indices()
         if not self.indices or (missing and not allow_partial):
@@ -59,35 +65,36 @@ class CropDataset(Dataset[tuple[Tensor, Tensor]]):
                 f"{self.store.folder} has {len(self.indices)} targets, {missing} are missing; "
                 "finish them with compute_targets(..., resume=True)"
             )
-        self.seed = seed
+        if indices is not None:
+            there = set(self.indices)
+            self.indices = [index for index in indices if index in there]
+        if not self.indices:
+            raise ValueError(f"{self.store.folder} has no target of the images asked for")
+        self.central = central
         self.flip = flip
-        self._epoch = torch.zeros((), dtype=torch.int64)
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # seen by workers that live on
-
-    def set_epoch(self, epoch: int) -> None:
-        """Other crops, also in the running workers of a loader; call it between epochs."""
-        self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
         """Images that have a target."""
         return len(self.indices)
 
-    def crop(self, item: int) -> Crop:
-        """Where the crop of an item lies in this epoch."""
+    def crop(self, item: int, *, epoch: int = 0, seed: int = 0) -> Crop:
+        """Where the crop of an item lies in an epoch."""
         index = self.indices[item]
         rows, cols = self.store.grid_size(index)
         cells = self._side // self.store.settings.geometry.patch_size
-        rng = np.random.default_rng((self.seed, int(self._epoch), index))
+        if self.central:
+            return Crop((rows - cells) // 2, (cols - cells) // 2, False)
+        rng = np.random.default_rng((seed, epoch, index))
         row, col = (int(rng.integers(length - cells + 1)) for length in (rows, cols))
         return Crop(row, col, bool(rng.integers(2)) and self.flip)
 
-    def __getitem__(self, item: int) -> tuple[Tensor, Tensor]:
+    def item(self, index: int, *, epoch: int, seed: int) -> tuple[Tensor, Tensor]:
         """The image (3, R, R), normalised, and its target (P, D) float32, row by row.
 
         Raises:
             ValueError: if the file is not the one that the target is of, or a shard is damaged.
         """
-        crop, index = self.crop(item), self.indices[item]
+        crop, index = self.crop(index, epoch=epoch, seed=seed), self.indices[index]
         geometry = self.store.settings.geometry
         patch, cells = geometry.patch_size, self._side // geometry.patch_size
         pixels = self._pixels(index)
