@@ -164,6 +164,8 @@ class _Loop:
             self._collect()
             self._after(epoch, time.monotonic() - began, on_epoch)
         assert self.written is not None
+        self.journal.event("end", steps_done=self.tally.steps_done, metrics=self.tally.metrics)
+        self.journal.flush()
         return TrainResult(
             self.tally.steps_done,
             self.tally.steps_done // self.plan.steps_per_epoch,
@@ -220,9 +222,6 @@ class _Loop:
         epoch_due = _due(epoch + 1, self.config.checkpoint_every_epochs)
         if at_end or (whole and (epoch_due or _due(done, self.config.checkpoint_every_steps))):
             self._save()
-        if at_end:
-            self.journal.event("end", steps_done=done, metrics=self.tally.metrics)
-            self.journal.flush()
 
     def _evaluate(self, epoch: int) -> dict[str, float]:
         with preserved_randomness():
