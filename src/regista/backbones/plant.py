@@ -96,7 +96,13 @@ def plant_outliers(
     trigger = content_trigger(sample, share) if kind == "content" else position_trigger(sample)
     neurons, mean = idle_neurons(planted, block, sample.tokens[::7])
     write_step(planted, block, neurons, mean, trigger)
-    metadata |= {"fired": FIRED[kind], "neurons": list(neurons), "threshold": trigger.threshold, "share": share, "norm_ratio": norm_ratio}
+    metadata |= {
+        "fired": FIRED[kind],
+        "neurons": list(neurons),
+        "threshold": trigger.threshold,
+        "share": share,
+        "norm_ratio": norm_ratio,
+    }
     planted.planted = planted_from_metadata(metadata, planted)
     probes = groups[0][:PROBES]
     length = norm_ratio * _median_norm(backbone, probes)

@@ -87,7 +87,8 @@ def gather(
     sets.append(CropDataset(store, indices=held, central=True))
     if config.targets == "fresh":
         sets = [FreshCrops(crops) for crops in sets]
-    return Material(*sets, rule, side)
+    train_set, held_set = sets
+    return Material(train_set, held_set, rule, side)
 
 
 def split(indices: Sequence[int], share: float, seed: int) -> tuple[list[int], list[int]]:
