@@ -13,6 +13,7 @@ from open_clip.timm_model import TimmModel
 from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
+from regista.backbones.additions import Addition
 from regista.backbones.base import Backbone, evaluation_mode
 from regista.backbones.capture import BlockSites
 from regista.backbones.features import Features
@@ -181,6 +182,12 @@ class OpenClipBackbone(ImageTextBackbone):
             raise ValueError(f"{self.name}: the tower pools all its tokens, so registers have no place in it")
         insert_by_hook(self, registers)
 
+    def add(self, addition: Addition) -> None:
+        """As in ``Backbone``; blocks take (B, N, D) from now on, also in a tower built for (N, B, D)."""
+        for part in self._sequence_first():
+            part.batch_first = True
+        super().add(addition)
+
     def forward_tokens(self, images: Tensor) -> Tensor:
         """The tower's own forward; tokens are read behind its last block: (B, 3, H, W) -> (B, N, D)."""
         seen: list[Tensor] = []
@@ -218,9 +225,8 @@ class OpenClipBackbone(ImageTextBackbone):
         table = self.vit.positional_embedding  # (1 + P, D)
         native = tuple(self.vit.grid_size)
         with ExitStack() as stack:
-            if not self.vit.transformer.batch_first:
-                for part in (self.vit.transformer, *(sites.attn for sites in self.block_sites())):
-                    stack.enter_context(swapped_attributes(part, batch_first=True))
+            for part in self._sequence_first():
+                stack.enter_context(swapped_attributes(part, batch_first=True))
             if grid != native:
                 resized = resize_positions(table.unsqueeze(0), native, grid, num_prefix_tokens=1, how=self.positions)
                 stack.enter_context(swapped_parameter(self.vit, "positional_embedding", resized.squeeze(0)))
@@ -230,6 +236,11 @@ class OpenClipBackbone(ImageTextBackbone):
         """The class of the first block's attention."""
         sites, *_ = self.block_sites()
         return type(sites.attn).__name__
+
+    def _sequence_first(self) -> list[Any]:
+        """Parts of the transformer that take (N, B, D)."""
+        transformer = self.vit.transformer
+        return [] if transformer.batch_first else [transformer, *(sites.attn for sites in self.block_sites())]
 
 
 class OpenClipTimmBackbone(ImageTextBackbone, TimmBackbone):
