@@ -26,6 +26,7 @@ KINDS = Registry(
         "register-neurons": "regista.backbones.register_neurons:RegisterNeurons",
         "attention-bias": "regista.backbones.attention_bias:AttentionBias",
         "selective-pool": "regista.backbones.selective_read_out:SelectiveReadOut",
+        "denoised-views": "regista.methods.phreg.denoised:DenoisedViews",
         "neighbour-repair": "regista.backbones.neighbour_repair:NeighbourRepair",
     },
     entry_point_group="regista.additions",

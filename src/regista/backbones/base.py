@@ -127,6 +127,10 @@ class Backbone(ABC):
         """Put attention on ``scaled_dot_product_attention`` where it is not; undone on exit."""
         return nullcontext()
 
+    def to_joint_space(self, tokens: Tensor) -> Tensor:
+        """Final norm and projection into the space shared with text: (B, N, D) before the norm -> (B, N, E)."""
+        raise ValueError(f"{self.name}: a {type(self.module).__name__} has no space in common with text")
+
     def global_vector(self, tokens: Tensor, layout: TokenLayout) -> Tensor:
         """The model's image vector: (B, N, D) -> (B, D). CLS, or the mean of the patches."""
         if layout.count("cls"):
