@@ -35,9 +35,7 @@ class BackboneContract(InsertionContract, ABC):
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run each test once a variant."""
-        if "unfit" in metafunc.fixturenames:
-            metafunc.parametrize("variant", self.without_place)
-        elif "cured" in metafunc.fixturenames:
+        if "cured" in metafunc.fixturenames:
             metafunc.parametrize("variant", [name for name in self.variants if name not in self.without_place])
         elif "variant" in metafunc.fixturenames:
             metafunc.parametrize("variant", self.variants)

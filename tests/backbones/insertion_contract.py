@@ -49,25 +49,12 @@ class InsertionContract:
         return torch.cat([parts[name] for name in ORDER if name in parts], 1)
 
     @pytest.fixture
-    def unfit(self, variant: str) -> Backbone:
-        """One of ``without_place``."""
-        return self.make(variant)
-
-    @abstractmethod
-    def make(self, variant: str) -> Backbone:
-        """See ``BackboneContract``."""
-
-    @pytest.fixture
     def cured(self, backbone: Backbone) -> Backbone:
         """A copy with two registers."""
         with unchanged(backbone.module):
             return backbone.with_registers(new_registers(backbone, 2))
 
     # Registers ------------------------------------------------------------------------------
-
-    def test_a_model_without_place_for_registers_says_so(self, unfit: Backbone) -> None:
-        with unchanged(unfit.module), pytest.raises(ValueError, match="registers have no place|no place for registers"):
-            unfit.with_registers(new_registers(unfit, 2))
 
     def test_no_registers_change_no_bit(self, backbone: Backbone) -> None:
         with unchanged(backbone.module):
