@@ -40,9 +40,17 @@ def open_clip_backbone(module: nn.Module, name: str, *, image_size: tuple[int, i
     Raises:
         ValueError: for a tower that is no ViT (a ResNet, a ConvNeXt), or one that cannot be read.
     """
-    if isinstance(_tower(module), TimmModel):
-        return OpenClipTimmBackbone(module, name=name, image_size=image_size)
-    return OpenClipBackbone(module, name=name, image_size=image_size)
+    kind = OpenClipTimmBackbone if isinstance(_tower(module), TimmModel) else OpenClipBackbone
+    backbone = kind(module, name=name, image_size=image_size)
+    backbone.architecture = architecture_in(name)
+    return backbone
+
+
+def architecture_in(name: str) -> str | None:
+    """The open_clip architecture in "open_clip/ARCH/TAG", "open_clip/ARCH@FILE" and the like, if there is one."""
+    for mark in "/+@":
+        name = name.removeprefix("open_clip/").partition(mark)[0]
+    return name if name in open_clip.list_models() else None
 
 
 class ImageTextBackbone(Backbone):
@@ -50,10 +58,12 @@ class ImageTextBackbone(Backbone):
 
     Attributes:
         full_model: What was given: the whole model, or the image tower alone.
+        architecture: Of open_clip, where it is known; it names the tokenizer.
     """
 
     library = "open_clip"
     full_model: Any
+    architecture: str | None = None
 
     @abstractmethod
     def image_embedding(self, features: Features) -> Tensor:
@@ -79,12 +89,12 @@ class ImageTextBackbone(Backbone):
         """open_clip's tokenizer: a callable from strings to (T, context length) token numbers.
 
         Args:
-            architecture: An open_clip architecture; by default the one in ``name``.
+            architecture: An open_clip architecture; by default the model's own, or the one in ``name``.
 
         Raises:
             ValueError: for a name that open_clip does not know; it would silently take another tokenizer.
         """
-        wanted = architecture or self.name.removeprefix("open_clip/")
+        wanted = architecture or self.architecture or self.name.removeprefix("open_clip/")
         hub = wanted.startswith(("hf-hub:", "local-dir:"))
         wanted = wanted if hub else wanted.partition("/")[0]
         if not hub and wanted not in open_clip.list_models():
