@@ -16,6 +16,7 @@ from regista.results import RunFolder
 from regista.train import TrainConfig, train
 from regista.train.rng import random_state
 from regista.train.schedules import make_schedule
+from regista.train.stepping import Stepper
 from tests.tolerances import assert_close
 from tests.train.tasks import Points, PointTask, lines, same_weights, settings, train_points
 
@@ -178,6 +179,53 @@ def test_a_loss_that_is_no_number_is_named(tmp_path: Path, term: str, value: flo
     assert [line["step"] for line in lines(tmp_path / "run")] == list(range(8))
 
 
+@pytest.fixture
+def deferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers stay on the device until they are due, as on an accelerator."""
+    make = Stepper.__init__
+
+    def make_deferred(self: Stepper, *args: Any) -> None:
+        make(self, *args)
+        self.at_once = False
+
+    monkeypatch.setattr(Stepper, "__init__", make_deferred)
+
+
+@pytest.mark.usefixtures("deferred")
+@pytest.mark.parametrize(("term", "at"), [("loss", 8), ("absolute", 6)])
+def test_a_late_look_names_the_first_bad_step(tmp_path: Path, term: str, at: int) -> None:
+    with pytest.raises(ValueError, match=rf"loss term '{term}' is nan at step {at}, epoch 1 "):
+        train_points(tmp_path / "run", task=BadTask(term, math.nan, at), checkpoint_every_steps=4, log_every=5)
+    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert saved == [f"step-{step:08d}" for step in (4, 6, 8) if step <= at][-2:]
+
+
+def test_late_numbers_are_the_same(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    train_points(tmp_path / "a", log_every=5)
+    request.getfixturevalue("deferred")
+    train_points(tmp_path / "b", log_every=5)
+    for event in ("step", "epoch"):
+        assert lines(tmp_path / "a", event) == lines(tmp_path / "b", event)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"device": "cuda", "precision": "fp32", "log_every": 4}
+    on_cpu, on_gpu = PointTask(dropout=0.0), PointTask(dropout=0.0)
+    train_points(tmp_path / "a", task=on_cpu, log_every=4)
+    train_points(tmp_path / "b", task=on_gpu, **options)
+    for wanted, line in zip(lines(tmp_path / "a"), lines(tmp_path / "b"), strict=True):
+        assert line["loss"] == pytest.approx(wanted["loss"], rel=1e-3)
+    through, going_on = PointTask(), PointTask()
+    train_points(tmp_path / "c", task=through, **options)
+    train_points(tmp_path / "d", max_steps=9, **options)
+    train_points(tmp_path / "d", task=going_on, resume=True, **options)
+    for wanted, line in zip(lines(tmp_path / "c"), lines(tmp_path / "d"), strict=True):
+        assert line["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
+    with pytest.raises(ValueError, match=r"loss term 'loss' is nan at step 8"):
+        train_points(tmp_path / "e", task=BadTask("loss", math.nan, at=8), **options)
+
+
 class BadGradient(PointTask):
     """A finite loss with an infinite slope."""
 
@@ -273,6 +321,7 @@ def test_wrong_groups_are_named(tmp_path: Path, groups: Any, words: str) -> None
     task.parameter_groups = lambda: groups(task)  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=words):
         train_points(tmp_path / "run", task=task)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,3 @@
-"""Objectives of training: one ``TrainingTask`` each."""
+"""What is trained for: a task each."""
+
+from __future__ import annotations

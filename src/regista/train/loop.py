@@ -18,7 +18,7 @@ from regista.train.agreement import check_agreement, run_facts
 from regista.train.checkpoints import Checkpoint, CheckpointFolder
 from regista.train.config import TrainConfig
 from regista.train.device import make_accelerator, uses_bf16
-from regista.train.journal import CHECKPOINTS, Journal, onlooker, open_run
+from regista.train.journal import CHECKPOINTS, KIND, Journal, onlooker, open_run
 from regista.train.optimizers import make_optimizer
 from regista.train.outcome import Tally, TrainResult
 from regista.train.rng import mixed_seed, preserved_randomness, seed_everything
@@ -82,10 +82,10 @@ def train(
         modules = _checked_modules(task)
         stack.enter_context(_modes_kept(modules))
         accelerator = make_accelerator(config)
-        folder = open_run(run, resume=resume) if accelerator.is_main_process else onlooker(run)
-        loop = _Loop(task, config, modules, accelerator, folder, resume=resume)
+        loop = _Loop(task, config, modules, accelerator, run, resume=resume)
         stack.callback(loop.close)
-        own = accelerator.is_main_process and not isinstance(run, RunFolder)
+        folder = loop.folder
+        own = accelerator.is_main_process and not isinstance(run, RunFolder) and folder.record.kind == KIND
         if own:
             folder.update(config=asdict(config), seed=config.seed)
         result = loop.run(progress, on_epoch)
@@ -103,7 +103,7 @@ class _Loop:
         config: TrainConfig,
         modules: dict[str, nn.Module],
         accelerator: Accelerator,
-        run: RunFolder,
+        run: RunFolder | str | Path,
         *,
         resume: bool,
     ) -> None:
@@ -121,18 +121,23 @@ class _Loop:
             task, config, modules, self.optimizer, self.names,
             length=self.plan.length, processes=processes, bf16=bf16,
         )  # fmt: skip
-        self.store = CheckpointFolder(run.path / CHECKPOINTS, config.keep)
+        # all that can be wrong with the task has been said: from here on there is a folder
+        self.folder = open_run(run, resume=resume) if accelerator.is_main_process else onlooker(run)
+        self.store = CheckpointFolder(self.folder.path / CHECKPOINTS, config.keep)
         self.tally = Tally()
         seed_everything(mixed_seed(config.seed, process))
         checkpoint = self._find(resume)
         self.resumed_from = self._go_on_from(checkpoint) if checkpoint else None
         self.written = checkpoint.path if checkpoint else None
-        done = self.tally.steps_done
-        epochs_done = done // self.plan.steps_per_epoch
-        self.journal = Journal(run, steps_done=done, epochs_done=epochs_done, active=accelerator.is_main_process)
+        self.journal = Journal(
+            self.folder,
+            steps_done=self.tally.steps_done,
+            epochs_done=self.tally.steps_done // self.plan.steps_per_epoch,
+            active=accelerator.is_main_process,
+        )
         self.journal.event(
             "start",
-            steps_done=done,
+            steps_done=self.tally.steps_done,
             steps=self.last_step,
             items=self.plan.length,
             device=str(accelerator.device),
@@ -164,6 +169,8 @@ class _Loop:
             self._collect()
             self._after(epoch, time.monotonic() - began, on_epoch)
         assert self.written is not None
+        self.journal.event("end", steps_done=self.tally.steps_done, metrics=self.tally.metrics)
+        self.journal.flush()
         return TrainResult(
             self.tally.steps_done,
             self.tally.steps_done // self.plan.steps_per_epoch,
@@ -215,14 +222,11 @@ class _Loop:
                     metrics |= _finite(on_epoch(epoch, dict(metrics)) or {}, epoch)
             values = {**self.tally.terms, **metrics}
             facts = {"epoch": epoch, "steps_done": done, "seconds": round(seconds, 3)}
-            self.journal.scalars("epoch", epoch, values, facts)
+            self.journal.scalars("epoch", done - 1, values, facts)
         self.tally.metrics = metrics or self.tally.metrics
         epoch_due = _due(epoch + 1, self.config.checkpoint_every_epochs)
         if at_end or (whole and (epoch_due or _due(done, self.config.checkpoint_every_steps))):
             self._save()
-        if at_end:
-            self.journal.event("end", steps_done=done, metrics=self.tally.metrics)
-            self.journal.flush()
 
     def _evaluate(self, epoch: int) -> dict[str, float]:
         with preserved_randomness():

@@ -128,11 +128,11 @@ class Batches:
 
     def __init__(self, dataset: Dataset[Any], plan: Plan, *, pin_memory: bool = False) -> None:
         self.plan = plan
-        self._keys: list[list[ItemKey]] = []
+        self._listed = _Listed()
         workers = plan.config.num_workers
         self._loader: DataLoader[Any] = DataLoader(
             _KeyedDataset(dataset),
-            batch_sampler=_Listed(self),
+            batch_sampler=self._listed,
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
@@ -149,28 +149,26 @@ class Batches:
         order = self.plan.order(epoch)
         steps = [self.plan.parts(order, step) for step in range(first_step, self.plan.steps_per_epoch)]
         seed = self.plan.config.seed
-        self._keys = [[ItemKey(i, epoch, seed) for i in part.indices] for parts in steps for part in parts]
+        self._listed.keys = [[ItemKey(i, epoch, seed) for i in part.indices] for parts in steps for part in parts]
         loaded = iter(self._loader)
         for parts in steps:
             yield [(_unless_failed(next(loaded)), part.share) for part in parts]
 
-    @property
-    def keys(self) -> list[list[ItemKey]]:
-        """Of the epoch that is being loaded."""
-        return self._keys
-
 
 class _Listed:
-    """The batch sampler: whatever keys the epoch has when an iteration begins."""
+    """The batch sampler: whatever keys the epoch has when an iteration begins.
 
-    def __init__(self, batches: Batches) -> None:
-        self.batches = batches
+    It does not know the loader: in a ring of references workers are let go late, after ten seconds.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[list[ItemKey]] = []
 
     def __iter__(self) -> Iterator[list[ItemKey]]:
-        return iter(self.batches.keys)
+        return iter(self.keys)
 
     def __len__(self) -> int:
-        return len(self.batches.keys)
+        return len(self.keys)
 
 
 class _KeyedDataset(Dataset[Any]):

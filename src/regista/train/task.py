@@ -49,7 +49,7 @@ class TrainingTask(Protocol):
         """
 
     def evaluate(self, epoch: int) -> dict[str, float]:
-        """Numbers on data held out, after an epoch; may be empty. Restores the modules' modes."""
+        """Numbers on data held out, after an epoch; may be empty; called in every process."""
         return {}
 
     def check(self) -> None:

@@ -1,4 +1,9 @@
-"""Computing the targets of a list of images, in as many goes as it takes."""
+"""Computing the targets of a list of images, in as many goes as it takes.
+
+The released code crops R x R first and denoises the crop, anew in every epoch. Here the whole image
+is denoised once: its short side becomes R, the long side keeps the aspect, and a crop sees the map
+of its cells. The teacher's position table is resized to the rectangle.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +46,9 @@ def compute_targets(
 ) -> TargetStore:
     """Denoise whole images and store their maps, from which ``CropDataset`` cuts crops.
 
-    The released code crops R x R first and denoises the crop. Here the short side becomes R, the
-    long side keeps the aspect, and the whole rectangle is denoised; a crop then sees the map of
-    its cells. The teacher's position table is resized to the rectangle.
-
     Args:
         backbone: The teacher.
-        paths: Files, folders and patterns, see ``regista.data.find_images``; their order counts.
+        paths: Files, folders and patterns, see ``regista.data.images.find_images``; the order counts.
         folder: New, or with targets of the same images and settings if ``resume``.
         num_views, shift_ratio: See ``sample_views``; drawn for each image from (seed, its index).
         batch_size: Views of an image in one forward pass; does not change the targets.
@@ -65,42 +66,21 @@ def compute_targets(
 
     Raises:
         ValueError: if no image can be read, the disk has not the room (before anything is
-            computed), the folder has targets and ``resume`` is False, or it has those of another
-            model, other settings or other images.
+            computed), or the folder has targets and ``resume`` is False or they are of another
+            model, settings or images.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size is at least 1, got {batch_size}")
-    if features is not None and readout == "patches":
-        raise ValueError("give the read-out a name of its own: readout='...'; it tells its targets from others")
     folder = Path(folder)
+    if batch_size < 1 or shard_size < 1:
+        raise ValueError(f"batch_size and shard_size are at least 1, got {batch_size} and {shard_size}")
     if not resume and (folder / INDEX).exists():
         raise ValueError(f"{folder} has targets already; resume=True goes on with them, or take another folder")
-    geometry = MapGeometry(
-        _square_side(backbone, image_size), backbone.patch_size, float(max_aspect), backbone.mean, backbone.std
-    )
-    sample_views((1, 1), num_views, shift_ratio)  # a mistake in these shows before the work begins
-    image_views(seed, 0, (1, 1), 1, 0.0)
-    images = describe_images(find_images(paths), geometry)
-    if all(entry.map_size is None for entry in images):
-        raise ValueError(none_left([(Path(entry.path), entry.reason) for entry in images]))
-    settings = TargetSettings(
-        model=backbone.name,
-        weights=weights_hash(backbone.module),
-        readout=readout,
-        embed_dim=_dimension(backbone, features or normed_patches, geometry),
-        geometry=geometry,
-        num_views=num_views,
-        shift_ratio=float(shift_ratio),
-        seed=seed,
-        dtype=dtype,
-    )
-    store = _opened(folder, settings, images, shard_size)
+    views = (num_views, float(shift_ratio), seed)
+    settings = _settings(backbone, image_size, float(max_aspect), views, dtype, features, readout)
+    store = _opened(folder, settings, describe_images(find_images(paths), settings.geometry), shard_size)
     try:
-        _fill(store, backbone, features, batch_size, num_workers, progress)
+        _fill(store, backbone, features, batch_size, num_workers, progress or (lambda done: None))
     finally:
         store.flush()
-    if progress is not None:
-        progress(len(images))
     if not len(store):
         raise ValueError(none_left(store.skipped))
     return store
@@ -126,7 +106,7 @@ def _fill(
     features: ReadOut | None,
     batch_size: int,
     num_workers: int,
-    progress: Callable[[int], None] | None,
+    progress: Callable[[int], None],
 ) -> None:
     """Compute what is missing, in the order of the list."""
     settings, pending = store.settings, store.missing()
@@ -143,8 +123,7 @@ def _fill(
             views = image_views(settings.seed, index, (rows, cols), settings.num_views, settings.shift_ratio)
             found = denoise(backbone, fitted.pixels, views=views, features=features, views_per_forward=batch_size)
             store.write(index, found.squeeze(0))
-            if progress is not None:
-                progress(before + position + 1)
+            progress(before + position + 1)
     except ValueError:
         if len(stream.skipped) < len(pending):  # otherwise the stream says that it could read none of these
             raise
@@ -153,10 +132,42 @@ def _fill(
         for index, file in zip(pending, files, strict=True):
             if file in reasons:
                 store.skip(index, reasons[file])
+    progress(len(store.images))
+
+
+def _settings(
+    backbone: Backbone,
+    image_size: int | None,
+    max_aspect: float,
+    views: tuple[int, float, int],
+    dtype: str,
+    features: ReadOut | None,
+    readout: str,
+) -> TargetSettings:
+    """What the targets depend on; a mistake shows before any image is read."""
+    if features is not None and readout == "patches":
+        raise ValueError("give the read-out a name of its own: readout='...'; it tells its targets from others")
+    num_views, shift_ratio, seed = views
+    image_views(seed, 0, (1, 1), num_views, shift_ratio)
+    side = _square_side(backbone, image_size)
+    geometry = MapGeometry(side, backbone.patch_size, max_aspect, backbone.mean, backbone.std)
+    return TargetSettings(
+        model=backbone.name,
+        weights=weights_hash(backbone.module),
+        readout=readout,
+        embed_dim=_dimension(backbone, features or normed_patches, geometry),
+        geometry=geometry,
+        num_views=num_views,
+        shift_ratio=shift_ratio,
+        seed=seed,
+        dtype=dtype,
+    )
 
 
 def _opened(folder: Path, settings: TargetSettings, images: list[ImageEntry], shard_size: int) -> TargetStore:
     """A store of these settings and images, old or new, with room for what it lacks."""
+    if all(entry.map_size is None for entry in images):
+        raise ValueError(none_left([(Path(entry.path), entry.reason) for entry in images]))
     store = None
     if (folder / INDEX).exists():
         store = TargetStore.open(folder)

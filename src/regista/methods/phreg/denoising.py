@@ -192,7 +192,9 @@ def _denoised(
     for start in range(0, len(distinct), views_per_forward):
         chunk = distinct[start : start + views_per_forward]
         parts = [view_of(images, (dy, dx), flip, backbone.patch_size, white) for dy, dx, flip in chunk]
-        found = _checked_features(readout(backbone, torch.cat(parts) if len(parts) > 1 else parts.pop()), images, chunk)
+        found = readout(backbone, torch.cat(parts) if len(parts) > 1 else parts.pop())
+        if readout is not normed_patches:  # the backbone has checked those
+            _check_features(found, images, chunk)
         if total is None:
             wide = torch.promote_types(found.dtype, torch.float32)
             total = torch.zeros(len(images), *grid_size, found.shape[-1], dtype=wide, device=found.device)
@@ -207,14 +209,13 @@ def _denoised(
     return Denoised(patches, seen, None if raw_length is None else _mean_length(patches) / raw_length)
 
 
-def _checked_features(found: Any, images: Tensor, chunk: list[tuple[int, int, bool]]) -> Tensor:
+def _check_features(found: Any, images: Tensor, chunk: list[tuple[int, int, bool]]) -> None:
     batch = len(images) * len(chunk)
     if not isinstance(found, Tensor) or found.ndim != 3 or len(found) != batch or not found.is_floating_point():
         got = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ValueError(f"the read-out gives float patch features ({batch}, P, D), got {got}")
     if not torch.isfinite(found).all():
         raise ValueError(f"the read-out gave NaN or infinite features in a view of {chunk} (dy, dx, flip)")
-    return found
 
 
 def _mean_length(patches: Tensor) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from regista.backbones.base import Backbone
 from regista.diagnosis.outlier_rule import OutlierRule, outlier_rule
@@ -20,10 +20,11 @@ from regista.methods.phreg.crops import CropDataset
 from regista.methods.phreg.denoising import ReadOut, denoise
 from regista.methods.phreg.student import make_student, parts_of, trained_parameters
 from regista.methods.protocol import Progress
-from regista.objectives.distil import DistilTask
+from regista.objectives.distil import DistilTask, normed_patches
 from regista.results.writing import write_whole
 from regista.train.config import TrainConfig
 from regista.train.loop import train
+from regista.train.sampling import SeededDataset
 
 JUDGED = 64  # held-out images at most
 
@@ -82,10 +83,12 @@ def gather(
         rule = outlier_rule(teacher, held_paths, image_size=(side, side))
     except ValueError:
         rule = None
-    train_set: Dataset[Any] = CropDataset(store, indices=kept, flip=config.flip)
+    sets: list[Any] = [CropDataset(store, indices=kept, flip=config.flip)]
+    sets.append(CropDataset(store, indices=held, central=True))
     if config.targets == "fresh":
-        train_set = FreshCrops(train_set)
-    return Material(train_set, CropDataset(store, indices=held, central=True), rule, side)
+        sets = [FreshCrops(crops) for crops in sets]
+    train_set, held_set = sets
+    return Material(train_set, held_set, rule, side)
 
 
 def split(indices: Sequence[int], share: float, seed: int) -> tuple[list[int], list[int]]:
@@ -98,7 +101,7 @@ def split(indices: Sequence[int], share: float, seed: int) -> tuple[list[int], l
     return sorted(shuffled[count:]), sorted(shuffled[:count])
 
 
-class FreshCrops(Dataset[Any]):
+class FreshCrops(SeededDataset):
     """Crops without their stored targets, and the numbers from which new views are drawn."""
 
     def __init__(self, crops: Any) -> None:
@@ -111,9 +114,6 @@ class FreshCrops(Dataset[Any]):
         """An image (3, R, R)."""
         pixels: Tensor = self.crops.item(index, epoch=epoch, seed=seed)[0]
         return pixels
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.item(index, epoch=0, seed=0)
 
 
 def fresh_targets(teacher: Backbone, config: PhregConfig, features: ReadOut | None) -> Callable[[Tensor], Tensor]:
@@ -154,14 +154,15 @@ def distil(
         trained = trained_parameters(student, teacher, parts)
         task = DistilTask(
             student,
-            material.train,
             trained,
-            held_out=material.held_out,
+            material.train,
             targets=fresh_targets(teacher, config, teacher_features) if config.targets == "fresh" else None,
-            student_patches=student_patches,
+            student_patches=student_patches or normed_patches,
             mse_scale=config.mse_scale,
-            metrics=None if material.rule is None else outlier_metrics(material.rule),
+            held_out=material.held_out,
             batch_size=config.batch_size,
+            extra_metrics=outlier_metrics(student, material, config.batch_size),
+            described={"registers": config.registers, "unfrozen": parts, "views": config.num_views},
         )
         before = task.evaluate(-1)
         result = train(
@@ -221,11 +222,21 @@ def train_config(config: PhregConfig, rate: float, epochs: int) -> TrainConfig:
     )
 
 
-def outlier_metrics(rule: OutlierRule) -> Callable[[Backbone, Tensor], dict[str, float]]:
-    """The share of patches of a batch that the teacher's rule calls outliers."""
+def outlier_metrics(
+    student: Backbone, material: Material, batch_size: int
+) -> Callable[[int], Mapping[str, float]] | None:
+    """After each epoch, the share of held-out patches that the teacher's rule calls outliers."""
+    rule = material.rule
+    if rule is None:
+        return None
 
-    def measure(student: Backbone, images: Tensor) -> dict[str, float]:
-        return {"outlier_share": float(rule.mask(student, images).float().mean())}
+    def measure(_epoch: int) -> Mapping[str, float]:
+        shares: list[Tensor] = []
+        for batch in DataLoader(material.held_out, batch_size=batch_size):
+            images = batch if isinstance(batch, Tensor) else next(iter(batch))
+            with torch.no_grad():
+                shares.append(rule.mask(student, images.to(student.device)).float().mean(-1).cpu())
+        return {"held_out_outlier_share": float(torch.cat(shares).mean())}
 
     return measure
 
