@@ -252,7 +252,12 @@ class Backbone(ABC):
 
         Args:
             keep: So many of the first registers stay visible.
+
+        Raises:
+            ValueError: if ``keep`` is negative.
         """
+        if keep < 0:
+            raise ValueError(f"keep is a number of registers, 0 or more, got {keep}")
         before, self._visible_registers = self._visible_registers, keep
         try:
             yield
@@ -279,7 +284,10 @@ class Backbone(ABC):
 
     def add(self, addition: Addition) -> None:
         """Put something into the module, in place; for a copy of one's own."""
-        self.module.add_module(addition.child_name, addition.to(self.device))
+        name, taken = addition.child_name, dict(self.module.named_children())
+        if name in taken:  # a second one of its kind
+            name = next(new for count in range(2, len(taken) + 3) if (new := f"{name}_{count}") not in taken)
+        self.module.add_module(name, addition.to(self.device))
         addition.hang(self)
         addition.bind(self)
         self.additions.append(addition)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import nn
 
@@ -81,7 +82,11 @@ def read_own_folder(folder: Path, record: dict[str, Any], *, allow_partial: bool
     with to_be_filled(not allow_partial):
         module = builder(build)
     backbone = from_module(module, name=str(build.get("name", folder)))
+    missing = int(build.get("registers", 0)) - backbone.num_register_tokens
+    if missing > 0:  # in a place that the library has, but no configuration for it
+        backbone = backbone.with_registers(torch.zeros(missing, backbone.embed_dim))
     add_from_records(backbone, list(record.get("additions", [])))
+    whole_module(backbone).to(dtype=getattr(torch, str(record.get("dtype")), None))  # or double precision is lost
     report = load_strict(whole_module(backbone), read_state_dict(folder), allow_partial, name=str(folder))
     whole_module(backbone).eval()
     backbone.notes.append(f"{folder}: {report}")
@@ -140,17 +145,23 @@ def _build_transformers(build: dict[str, Any]) -> nn.Module:
 
 
 def _open_clip_build(backbone: Any) -> dict[str, Any]:
-    import open_clip
+    from regista.backbones.open_clip import architecture_in
 
-    architecture = backbone.name.removeprefix("open_clip/").partition("/")[0].partition("+")[0].partition("@")[0]
-    config = open_clip.get_model_config(architecture)
-    if config is None or whole_module(backbone) is backbone.module:
+    architecture = backbone.architecture or architecture_in(backbone.name)
+    if architecture is None or whole_module(backbone) is backbone.module:
         raise ValueError(
             f"{backbone.name}: which open_clip architecture it is cannot be told from its name; load it as "
             "open_clip/ARCH/TAG and fix that model"
         )
     quick = any(type(part).__name__ == "QuickGELU" for part in backbone.module.modules())
-    return {"library": "open_clip", "name": f"open_clip/{architecture}", "architecture": architecture, "quick": quick}
+    registers = backbone.num_register_tokens - sum(addition.num_register_tokens for addition in backbone.additions)
+    return {
+        "library": "open_clip",
+        "name": f"open_clip/{architecture}",
+        "architecture": architecture,
+        "quick": quick,
+        "registers": registers,
+    }
 
 
 def _build_open_clip(build: dict[str, Any]) -> nn.Module:
