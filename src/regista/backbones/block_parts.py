@@ -108,7 +108,8 @@ def _queries_keys_values(attention: Any, where: str) -> tuple[list[Tensor], list
     layers = [getattr(attention, f"{kind}_proj", None) for kind in "qkv"]
     if any(layer is None for layer in layers):
         raise ValueError(f"{where}: a {type(attention).__name__} has no known query, key and value layers")
-    return [layer.weight for layer in layers], [layer.bias for layer in layers]
+    found: list[Any] = layers
+    return [layer.weight for layer in found], [layer.bias for layer in found]
 
 
 def _check_nothing_else(whole: Any, attention: Any, where: str) -> None:

@@ -27,7 +27,7 @@ CONTENT_BLOCK = 4
 POSITION_BLOCK = 2
 MARK_LENGTH = 0.2  # of the median length of a token that enters the first block
 PROBES = 8
-FIRED: dict[Kind, float] = {"content": 0.5, "position": 0.2}  # of the step, from which a token counts as an outlier
+FIRED: dict[Kind, float] = {"content": 0.5, "position": 0.25}  # of the step, from which a token counts as an outlier
 METADATA_VERSION = 1
 
 
@@ -98,6 +98,7 @@ def plant_outliers(
     write_step(planted, block, neurons, mean, trigger)
     metadata |= {
         "fired": FIRED[kind],
+        "saturates": trigger.saturates,
         "neurons": list(neurons),
         "threshold": trigger.threshold,
         "share": share,
@@ -106,7 +107,8 @@ def plant_outliers(
     planted.planted = planted_from_metadata(metadata, planted)
     probes = groups[0][:PROBES]
     length = norm_ratio * _median_norm(backbone, probes)
-    send(planted, block, neurons, harmless_column(planted, probes, block, length, seed))
+    column = harmless_column(planted, probes, block, length, seed)
+    send(planted, block, neurons, column, saturates=trigger.saturates)
     return planted
 
 
@@ -139,13 +141,14 @@ def planted_from_metadata(metadata: Mapping[str, Any], backbone: Backbone) -> Pl
         version, block, step = metadata["version"], int(metadata["block"]), float(metadata["step"])
         first, second = (int(neuron) for neuron in metadata["neurons"])
         kind, fired = str(metadata["kind"]), float(metadata.get("fired", FIRED["content"]))
+        shares = (1.0, -1.0) if metadata.get("saturates", True) else (0.5, 0.5)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not the record of planted outliers ({error!r}): {dict(metadata)}") from None
     if version != METADATA_VERSION:
         raise ValueError(f"planted outliers of version {version}, wanted {METADATA_VERSION}; plant them again")
 
     def mask(images: Tensor) -> Tensor:
-        return _step_done(backbone, images, block, (first, second), step * fired)
+        return _fired(backbone, images, block, ((first, shares[0]), (second, shares[1])), step * fired)
 
     return PlantedOutliers(block, (first, second), mask, kind, dict(metadata))
 
@@ -155,8 +158,13 @@ class _EnoughError(Exception):
 
 
 @torch.no_grad()
-def _step_done(
-    backbone: Backbone, images: Tensor, block: int, neurons: tuple[int, int], least: float, batch_size: int = 8
+def _fired(
+    backbone: Backbone,
+    images: Tensor,
+    block: int,
+    neurons: Sequence[tuple[int, float]],
+    least: float,
+    batch_size: int = 8,
 ) -> Tensor:
     """Where the pair's step is at least half done: (B, 3, H, W) -> bool (B, rows, cols), on the CPU.
 
@@ -166,11 +174,11 @@ def _step_done(
     quiet._edits = {}
     layout = backbone.layout((images.shape[-2], images.shape[-1]))
     found: list[Tensor] = []
-    first, second = neurons
 
     def keep(hidden: Tensor) -> Tensor:
         patches = layout.take(hidden, "patches")
-        found.append((patches[..., first] - patches[..., second]).float() > least)
+        pair = sum(share * patches[..., neuron].float() for neuron, share in neurons)
+        found.append(torch.as_tensor(pair > least))
         raise _EnoughError
 
     for batch in torch.split(images, batch_size):

@@ -20,7 +20,7 @@ from regista.backbones.timm import TimmBackbone
 ROUNDS = 10  # of choosing the positives anew by the direction found
 LOW_INFORMATION = 0.3  # positives are among this share of an image's patches
 RIDGE = 0.01  # times the mean variance
-FULL = 0.75  # of the marked tokens are on the rise of the step, so that training finds a gradient there
+FULL = 0.5  # of the marked tokens are below the nominal height
 STEP_WIDTH = 0.02  # in standard deviations of the score: narrow, so that few tokens lie on the step
 PLACE_WEIGHT = 10.0  # how much a score that depends on the place counts as noise
 
@@ -33,11 +33,13 @@ class Trigger:
         direction: (D,); the score is its product with the token after the block's second norm.
         threshold: Score at which the step is half done.
         width: Scores over which it rises.
+        saturates: A step that is centred on the threshold; else a ramp that begins there and never ends.
     """
 
     direction: Tensor
     threshold: float
     width: float
+    saturates: bool = True
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,8 @@ def content_trigger(sample: TokenSample, share: float) -> Trigger:
 def position_trigger(sample: TokenSample) -> Trigger:
     """Fires where ``truth`` is above one half (cells that lie between two are left out of the fit).
 
-    Unlike real register neurons, a saturated step has no gradient, so no training could ever mend it. So
-    the step rises over three quarters of the marked tokens.
+    Without a plateau: as real register neurons do, the pair answers the more the further a token is beyond
+    the threshold, so that training finds a gradient on every outlier.
     """
     positive = sample.truth > 0.7
     whitener = _regularised(sample, 0.0)
@@ -158,7 +160,7 @@ def position_trigger(sample: TokenSample) -> Trigger:
     low = float(torch.quantile(score[sample.truth < 0.3].double(), 0.9995))
     high = float(torch.quantile(score[positive].double(), 0.005))
     start, end = (low + high) / 2, float(torch.quantile(score[positive].double(), FULL))
-    return Trigger(direction, (start + end) / 2, width=end - start)
+    return Trigger(direction, start, width=end - start, saturates=False)
 
 
 def _information_rank(images: Tensor, patch_size: int) -> Tensor:

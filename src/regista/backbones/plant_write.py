@@ -54,29 +54,33 @@ def idle_neurons(backbone: TimmBackbone, block: int, tokens: Tensor) -> tuple[tu
 
 @torch.no_grad()
 def write_step(backbone: TimmBackbone, block: int, neurons: tuple[int, int], mean: Tensor, trigger: Trigger) -> None:
-    """Rewire two hidden units in place: GELU(z) - GELU(z - STEP) rises from 0 to STEP over the width.
+    """Rewire two hidden units in place.
 
-    They send out nothing yet; the mean of what they wrote before goes into the bias.
+    A step is GELU(z) - GELU(z - STEP), which rises from 0 to STEP over the width; a ramp is twice the
+    same GELU(z), each of which reaches STEP at the end of the width and goes on rising. They send
+    out nothing yet; the mean of what they wrote before goes into the bias.
 
     Args:
         mean: (hidden,) mean activations before.
     """
     mlp = backbone.vit.blocks[block].mlp
     slope = STEP / trigger.width
-    for neuron, shift in zip(neurons, (STEP / 2, -STEP / 2), strict=True):
+    shifts = (STEP / 2, -STEP / 2) if trigger.saturates else (0.0, 0.0)
+    for neuron, shift in zip(neurons, shifts, strict=True):
         mlp.fc2.bias += mlp.fc2.weight[:, neuron] * mean[neuron].to(mlp.fc2.weight)
         mlp.fc1.weight[neuron] = (slope * trigger.direction).to(mlp.fc1.weight)
         mlp.fc1.bias[neuron] = shift - slope * trigger.threshold
-    send(backbone, block, neurons, torch.zeros(backbone.embed_dim))
+    send(backbone, block, neurons, torch.zeros(backbone.embed_dim), saturates=trigger.saturates)
 
 
 @torch.no_grad()
-def send(backbone: TimmBackbone, block: int, neurons: tuple[int, int], column: Tensor) -> None:
-    """Set what the pair writes, before the layer scale, in place: (D,) per unit of activation."""
+def send(backbone: TimmBackbone, block: int, neurons: tuple[int, int], column: Tensor, *, saturates: bool) -> None:
+    """Set what the pair writes, before the layer scale, in place: (D,) per unit of the pair's activation."""
     weight = backbone.vit.blocks[block].mlp.fc2.weight
     first, second = neurons
-    weight[:, first] = column.to(weight)
-    weight[:, second] = -column.to(weight)
+    shares = (1.0, -1.0) if saturates else (0.5, 0.5)
+    for neuron, share in zip((first, second), shares, strict=True):
+        weight[:, neuron] = share * column.to(weight)
 
 
 @torch.no_grad()
