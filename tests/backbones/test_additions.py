@@ -22,8 +22,8 @@ import regista
 from regista.backbones.additions import KINDS, add_from_records, additions_of
 from regista.backbones.attention_bias import AttentionBias
 from regista.backbones.base import Backbone
-from regista.backbones.live import from_module
 from regista.backbones.inserted_registers import InsertedRegisters
+from regista.backbones.live import from_module
 from regista.backbones.register_neurons import RegisterNeurons, prefix_segments
 from regista.backbones.tiny import tiny_vit
 from tests.backbones.probes import pictures, randomise

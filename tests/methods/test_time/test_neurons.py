@@ -202,7 +202,7 @@ def test_at_most_a_hundred_without_a_gap() -> None:
 def test_a_model_without_outliers_has_no_register_neurons(images: Tensor) -> None:
     with pytest.raises(ValueError, match=r"tiny shows no outlier tokens on these 7 images.*give a cutoff"):
         find_register_neurons(tiny_vit(), images)
-    with pytest.raises(ValueError, match="no patch is above the cutoff 1e.06 at block 1"):
+    with pytest.raises(ValueError, match=r"no patch is above the cutoff 1e\+06 at block 1"):
         neuron_scores(tiny_vit(), images, OutlierRule(1, 1e6, 1), 1)
 
 
