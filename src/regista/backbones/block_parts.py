@@ -76,7 +76,7 @@ def block_parts(backbone: Backbone, block: int) -> BlockParts:
     (q_weight, k_weight, v_weight), (q_bias, k_bias, v_bias) = _queries_keys_values(attention, where)
     if k_weight.shape != q_weight.shape:
         raise ValueError(f"{where} shares its keys among several heads (grouped queries), which is not supported")
-    out = _first(attention, _OUT)
+    out = _required(attention, _OUT, where)
     return BlockParts(
         num_heads=backbone.num_heads,
         norm1=_required(whole, _NORM1, where),

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from regista.layers.selective_pool import PooledVotes, SelectivePool, patch_scores
+from regista.methods.last.method import patch_votes
 
-__all__ = ["PooledVotes", "SelectivePool", "patch_scores"]
+__all__ = ["PooledVotes", "SelectivePool", "patch_scores", "patch_votes"]
