@@ -248,7 +248,8 @@ class Backbone(ABC):
     def hiding_registers(self, *, keep: int = 0) -> Iterator[None]:
         """Keep every token from attending to registers while the context is open.
 
-        All other tokens are then those of the model without these registers.
+        All other tokens are then those of the model without these registers; but register neurons that were
+        there before still take the largest activation over all tokens, hidden ones too.
 
         Args:
             keep: So many of the first registers stay visible.

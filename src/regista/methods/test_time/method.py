@@ -48,9 +48,11 @@ class TestTime(Method):
             rule = outlier_rule(backbone, images, cutoff=config.cutoff, batch_size=config.batch_size)
             last = rule.onset if config.last_block is None else config.last_block
             scores = neuron_scores(backbone, images, rule, last, batch_size=config.batch_size)
-            neurons = self._fewest(backbone, images, rule, scores) if config.top_k is None else []
-            neurons = neurons or top_neurons(scores, config.top_k)
-            record = {
+            neurons = top_neurons(scores, config.top_k)
+            record = {"outliers": rule.count}
+            if config.top_k is None:
+                neurons, record["outliers_left"] = self._fewest(backbone, images, rule, scores, progress)
+            record |= {
                 "neurons": [[block, unit, round(score, 6)] for block, unit, score in neurons],
                 "onset_block": rule.onset,
                 "outlier_block": rule.block,
@@ -78,17 +80,23 @@ class TestTime(Method):
         cured.add(RegisterNeurons(_by_block(neurons), prefix_segments(cured.layout()), count, self.config.variant))
         return cured
 
-    def _fewest(self, backbone: Backbone, images: Any, rule: OutlierRule, scores: Tensor) -> list[Neuron]:
-        """The fewest neurons of a few tries that leave a tenth of the outliers; the best try if none does."""
-        by_gap = top_neurons(scores, None)
-        tries = [by_gap, *(top_neurons(scores, count) for count in TRIED if count > len(by_gap))]
-        best: tuple[float, list[Neuron]] = (float("inf"), by_gap)
-        for neurons in tries:
+    def _fewest(
+        self, backbone: Backbone, images: Any, rule: OutlierRule, scores: Tensor, progress: Progress | None
+    ) -> tuple[list[Neuron], int]:
+        """The fewest neurons of a few tries that leave a tenth of the outliers, or the best try; and what it leaves."""
+        counts = {len(top_neurons(scores, None)), *(count for count in TRIED if count <= scores.numel())}
+        best: tuple[list[Neuron], int] | None = None
+        for done, count in enumerate(sorted(counts), 1):
+            neurons = top_neurons(scores, count)
             left = outlier_count(self._with_token(backbone, neurons), images, rule, self.config.batch_size)
+            if progress is not None:
+                progress("numbers of neurons tried", done, len(counts))
+            if best is None or left < best[1]:
+                best = neurons, left
             if left <= CURED * rule.count:
-                return neurons
-            best = min(best, (left, neurons), key=lambda found: found[0])
-        return best[1]
+                break
+        assert best is not None
+        return best
 
 
 @torch.inference_mode()

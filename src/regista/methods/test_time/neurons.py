@@ -20,6 +20,7 @@ from regista.tokens import TokenLayout
 
 MOST = 100  # neurons that a gap may leave above it
 SMALLEST_GAP = 1.25
+LEAST = 0.01  # of the highest score: what is below counts as that
 Neuron = tuple[int, int, float]
 
 
@@ -50,6 +51,8 @@ def find_register_neurons(
     Raises:
         ValueError: if the images show no outliers, so that there is nothing to score.
     """
+    if isinstance(images, Iterator):  # they are looked at twice
+        images = list(images)
     rule = outlier_rule(backbone, images, cutoff=cutoff, batch_size=batch_size)
     last = rule.onset if last_block is None else last_block
     scores = neuron_scores(backbone, images, rule, last, batch_size=batch_size)
@@ -107,10 +110,10 @@ def top_neurons(scores: Tensor, top_k: int | None) -> list[Neuron]:
 
 def _gap(ordered: list[float]) -> int:
     """How many stand above the widest relative gap."""
-    floor = max(ordered[0] * 1e-6, 1e-12)
+    floor = max(ordered[0] * LEAST, 1e-12)  # or the step to zero and below would be the widest
     ratios = [high / max(low, floor) if high > floor else 1.0 for high, low in pairwise(ordered)]
     if not ratios or max(ratios) < SMALLEST_GAP:
-        return max(1, len(ordered) - 1)
+        return min(MOST, len(ordered))
     return ratios.index(max(ratios)) + 1
 
 

@@ -1,0 +1,100 @@
+"""``regista.fix``: what it asks for, what it refuses, what it writes down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regista
+from regista.backbones.tiny import tiny_vit
+from regista.methods import fixing
+from regista.methods.protocol import State, Workspace, method_class
+from tests.backbones.probes import pictures, unchanged
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"top_c": 3}, r"method 'test_time' has no setting 'top_c' \(did you mean 'top_k'\?\); it has: top_k, cutoff"),
+        ({"zzz": 3}, r"method 'test_time' has no setting 'zzz'; it has"),
+        ({"top_k": "ten"}, "method 'test_time': top_k wants a whole number or None, got 'ten'"),
+        ({"top_k": 2.5}, "top_k wants a whole number or None, got 2.5"),
+        ({"registers": True}, "registers wants a whole number, got True"),
+        ({"variant": "mine"}, "variant wants 'paper' or 'released', got 'mine'"),
+        ({"top_k": -1}, "top_k is a number of neurons"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_anything_is_done(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        regista.fix("no such model", "test_time", **settings)
+
+
+def test_unknown_methods_and_models_are_refused() -> None:
+    with pytest.raises(ValueError, match="did you mean 'test_time'"):
+        regista.fix(tiny_vit(), "testtime")
+    with pytest.raises(ValueError, match="unknown model 'tinny'"):
+        regista.fix("tinny", "trained")
+
+
+def test_images_are_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"'test_time' needs images: fix\(backbone, 'test_time', images\)"):
+        regista.fix(tiny_vit(), "test_time")
+    with pytest.raises(ValueError, match="got no images"):
+        regista.fix(tiny_vit(), "test_time", [])
+
+
+def test_history_and_name_grow_and_the_truth_about_planted_outliers_goes(sick: Any, images: Tensor) -> None:
+    with unchanged(sick.module):
+        once = regista.fix(sick, "test_time", images, top_k=1)
+        twice = regista.fix(once, "trained", registers=2)
+    assert sick.history == []
+    assert sick.planted is not None
+    assert [entry["method"] for entry in once.history] == ["test_time"]
+    assert [entry["method"] for entry in twice.history] == ["test_time", "trained"]
+    assert once.history[0]["config"]["top_k"] == 1
+    assert (once.name, twice.name) == ("tiny-planted+test_time", "tiny-planted+test_time+trained")
+    assert (once.planted, twice.planted) == (None, None)
+    assert twice.num_register_tokens == 3
+
+
+def test_a_second_cure_keeps_the_first_at_work(sick: Any, images: Tensor, norms: Any) -> None:
+    once = regista.fix(sick, "test_time", images)
+    twice = regista.fix(once, "trained", registers=2)
+    with twice.hiding_registers(keep=1):
+        hidden = twice(images)
+    # A hidden register may still have the largest activation where no patch fires.
+    torch.testing.assert_close(hidden.patches, once(images).patches, rtol=1e-3, atol=1e-3)
+    assert (twice(images).patches - hidden.patches).abs().max() > 0.01
+    mask = sick.planted.mask(images).flatten(1)
+    assert norms(twice, images, 3)[mask].median() < 0.4 * norms(sick, images, 3)[mask].median()
+
+
+def test_what_load_takes_is_taken(sick: Any, images: Tensor, tmp_path: Path) -> None:
+    folder = sick.save_pretrained(tmp_path / "sick")
+    wanted = regista.fix(sick, "test_time", images)(images).tokens
+    for given in (sick.module, str(folder), folder, "tiny-planted"):
+        torch.testing.assert_close(regista.fix(given, "test_time", images)(images).tokens, wanted)
+
+
+def test_images_that_come_one_by_one_can_be_looked_at_twice(sick: Any) -> None:
+    arrays = [(image * 60 + 120).clamp(0, 255).byte().permute(1, 2, 0).numpy() for image in pictures(sick, 4)]
+    assert regista.fix(sick, "test_time", (array for array in arrays)).history
+
+
+def test_a_workspace_is_handed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Looking(method_class("trained")):  # type: ignore[misc]
+        def fit(self, backbone: Any, images: Any = None, **options: Any) -> State:
+            seen.append(options["workspace"])
+            return super().fit(backbone, images)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(fixing, "method_class", lambda _name: Looking)
+    own = Workspace(tmp_path, resume=True)
+    for given in (None, str(tmp_path), tmp_path, own):
+        regista.fix(tiny_vit(), "trained", workspace=given)
+    assert seen == [None, Workspace(tmp_path), Workspace(tmp_path), own]
