@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from regista.backbones.base import Backbone
 from regista.backbones.capture import ATTENTION, HOOKED
+from tests.backbones.insertion_contract import InsertionContract
 from tests.backbones.probes import COLS, ROWS, close, drop_half, pictures, unchanged
 from tests.tolerances import TOLERANCES
 
 
-class BackboneContract(ABC):
+class BackboneContract(InsertionContract, ABC):
     """Tests that run for every variant of an adapter's test class.
 
     Attributes:
@@ -34,7 +35,9 @@ class BackboneContract(ABC):
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run each test once a variant."""
-        if "variant" in metafunc.fixturenames:
+        if "cured" in metafunc.fixturenames:
+            metafunc.parametrize("variant", [name for name in self.variants if name not in self.without_place])
+        elif "variant" in metafunc.fixturenames:
             metafunc.parametrize("variant", self.variants)
 
     @pytest.fixture

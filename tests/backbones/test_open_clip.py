@@ -81,6 +81,7 @@ def norms_after_pooling(visual: Any) -> bool:
 
 class TestOpenClip(BackboneContract):
     variants: ClassVar = VARIANTS
+    without_place: ClassVar = ("mean", "mean, then norm", "attention pooling", "attention pooling, mean")
 
     def make(self, variant: str) -> Backbone:
         tower = model(variant)

@@ -68,6 +68,7 @@ ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
 
 class TestTimm(BackboneContract):
     variants: ClassVar = (*ARCHITECTURES, "unfused", "no position table")
+    without_place: ClassVar = ("deit_small_distilled_patch16_224",)
 
     def make(self, variant: str) -> Backbone:
         if variant == "unfused":

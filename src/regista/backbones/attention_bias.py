@@ -70,6 +70,8 @@ class _ExtraKey(AttentionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         """With one key more behind all others: (B, H, n, K), (B, H, N, K) -> (B, H, n, K)."""
+        if is_causal or enable_gqa:
+            raise ValueError("causal or grouped-query attention is not a ViT's; it cannot have a constant key")
         self.calls += 1
         flat = q.ndim == 3  # (B * H, N, K)
         if flat:
@@ -90,9 +92,9 @@ def _enter(mode: Any, _module: nn.Module, _args: Any) -> None:
     mode.__enter__()
 
 
-def _leave(mode: Any, module: nn.Module, _args: Any, _output: Any) -> None:
+def _leave(mode: Any, module: nn.Module, _args: Any, output: Any) -> None:
     mode.__exit__(None, None, None)
-    if not mode.calls:
+    if not mode.calls and output is not None:  # None: it raised an exception, which is on its way
         raise ValueError(
             f"the attention of a {type(module).__name__} did not go through scaled_dot_product_attention, so the "
             "constant key was not seen; switch the module to fused attention"

@@ -14,12 +14,12 @@ from regista.layers.attention import attention_probabilities
 
 
 class AttentionMode(TorchFunctionMode):
-    """Routes fused attention calls, while it is active, through ``attend``."""
+    """Routes fused attention calls, while it is active, through ``attend``.
 
-    @property
-    def active(self) -> bool:
-        """Whether calls are intercepted now."""
-        return True
+    ``torch.compile`` traces it inside a model; for that ``active`` must be a plain attribute.
+    """
+
+    active: bool = True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Route attention calls through ``attend``; leave all others alone."""
@@ -67,7 +67,8 @@ class AttentionMode(TorchFunctionMode):
         if mask is not None and mask.ndim == 3:
             mask = torch.unflatten(mask, 0, (-1, given["num_heads"]))  # (B, H, N, N)
         q, k, v = heads
-        out = self.attend(q, k, v, mask)
+        dropout = float(given["dropout_p"]) if given.get("training", True) else 0.0
+        out = self.attend(q, k, v, mask, dropout)
         out = out.permute(2, 0, 1, 3).flatten(2)  # (N, B, D)
         out = F.linear(out, given["out_proj_weight"], given["out_proj_bias"])
         if not given.get("need_weights", True):

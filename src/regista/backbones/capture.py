@@ -147,23 +147,19 @@ class AttentionTap(AttentionMode):
         self.batch_size = batch_size
         self.hidden_keys = hidden_keys
         self.prefix: str | None = None
+        self.active = False  # true while a watched module runs
 
     def watch(self, stack: ExitStack, module: nn.Module, prefix: str) -> None:
         """Intercept while ``module`` runs, recording under ``prefix``."""
 
         def enter(_module: nn.Module, _args: Any) -> None:
-            self.prefix = prefix
+            self.prefix, self.active = prefix, True
 
         def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
-            self.prefix = None
+            self.prefix, self.active = None, False
 
         _hook(stack, module.register_forward_pre_hook(enter))
         _hook(stack, module.register_forward_hook(leave, always_call=True))
-
-    @property
-    def active(self) -> bool:
-        """While a watched module runs."""
-        return self.prefix is not None
 
     def attend(
         self,
@@ -218,8 +214,12 @@ class AttentionTap(AttentionMode):
         dim = -2 if kind in ("k", "v") else -1
         if kind == "q" or self.prefix == "pool" or value.shape[dim] == self.layout.num_tokens:
             return self.pass_through(f"{self.prefix}.{kind}", value)
-        self.pass_through(f"{self.prefix}.{kind}", value.narrow(dim, 0, self.layout.num_tokens))
-        return value  # keys that belong to no token, behind those that do, are not shown
+        count = self.layout.num_tokens  # keys that belong to no token, behind those that do, are not shown
+        shown = value.narrow(dim, 0, count)
+        edited = self.pass_through(f"{self.prefix}.{kind}", shown)
+        if edited is shown:
+            return value
+        return torch.cat([edited, value.narrow(dim, count, value.shape[dim] - count)], dim)
 
     def _prefix_rows(self, x: Tensor) -> Tensor:
         parts = [self.layout.take(x, name) for name, _ in self.layout.segments if name != "patches"]

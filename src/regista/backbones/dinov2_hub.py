@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regista.backbones.additions import Addition
 from regista.backbones.base import Backbone
 from regista.backbones.capture import BlockSites
 from regista.tokens import square_grid
@@ -109,6 +110,13 @@ class Dinov2HubBackbone(Backbone):
         old = registers.new_zeros(1, 0, self.embed_dim) if self.register_table() is None else self.vit.register_tokens
         self.vit.register_tokens = nn.Parameter(torch.cat([old, registers.unsqueeze(0)], 1))
         self.vit.num_register_tokens = int(self.vit.register_tokens.shape[1])
+
+    def add(self, addition: Addition) -> None:
+        """As in ``Backbone``; fused MLPs call their last layer from now on, as hooks hang there."""
+        for block in _blocks(self.vit):
+            if _is_fused(block.mlp):
+                vars(block.mlp).setdefault("forward", partial(_gated_mlp, block.mlp))
+        super().add(addition)
 
     def forward_tokens(self, images: Tensor) -> Tensor:
         """``forward_features``, its parts put together again: (B, 3, H, W) -> (B, N, D)."""

@@ -13,6 +13,7 @@ from open_clip.timm_model import TimmModel
 from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
+from regista.backbones.additions import Addition
 from regista.backbones.base import Backbone, evaluation_mode
 from regista.backbones.capture import BlockSites
 from regista.backbones.features import Features
@@ -39,9 +40,17 @@ def open_clip_backbone(module: nn.Module, name: str, *, image_size: tuple[int, i
     Raises:
         ValueError: for a tower that is no ViT (a ResNet, a ConvNeXt), or one that cannot be read.
     """
-    if isinstance(_tower(module), TimmModel):
-        return OpenClipTimmBackbone(module, name=name, image_size=image_size)
-    return OpenClipBackbone(module, name=name, image_size=image_size)
+    kind = OpenClipTimmBackbone if isinstance(_tower(module), TimmModel) else OpenClipBackbone
+    backbone = kind(module, name=name, image_size=image_size)
+    backbone.architecture = architecture_in(name)
+    return backbone
+
+
+def architecture_in(name: str) -> str | None:
+    """The open_clip architecture in "open_clip/ARCH/TAG", "open_clip/ARCH@FILE" and the like, if there is one."""
+    for mark in "/+@":
+        name = name.removeprefix("open_clip/").partition(mark)[0]
+    return name if name in open_clip.list_models() else None
 
 
 class ImageTextBackbone(Backbone):
@@ -49,10 +58,12 @@ class ImageTextBackbone(Backbone):
 
     Attributes:
         full_model: What was given: the whole model, or the image tower alone.
+        architecture: Of open_clip, where it is known; it names the tokenizer.
     """
 
     library = "open_clip"
     full_model: Any
+    architecture: str | None = None
 
     @abstractmethod
     def image_embedding(self, features: Features) -> Tensor:
@@ -78,12 +89,12 @@ class ImageTextBackbone(Backbone):
         """open_clip's tokenizer: a callable from strings to (T, context length) token numbers.
 
         Args:
-            architecture: An open_clip architecture; by default the one in ``name``.
+            architecture: An open_clip architecture; by default the model's own, or the one in ``name``.
 
         Raises:
             ValueError: for a name that open_clip does not know; it would silently take another tokenizer.
         """
-        wanted = architecture or self.name.removeprefix("open_clip/")
+        wanted = architecture or self.architecture or self.name.removeprefix("open_clip/")
         hub = wanted.startswith(("hf-hub:", "local-dir:"))
         wanted = wanted if hub else wanted.partition("/")[0]
         if not hub and wanted not in open_clip.list_models():
@@ -181,6 +192,12 @@ class OpenClipBackbone(ImageTextBackbone):
             raise ValueError(f"{self.name}: the tower pools all its tokens, so registers have no place in it")
         insert_by_hook(self, registers)
 
+    def add(self, addition: Addition) -> None:
+        """As in ``Backbone``; blocks take (B, N, D) from now on, also in a tower built for (N, B, D)."""
+        for part in self._sequence_first():
+            part.batch_first = True
+        super().add(addition)
+
     def forward_tokens(self, images: Tensor) -> Tensor:
         """The tower's own forward; tokens are read behind its last block: (B, 3, H, W) -> (B, N, D)."""
         seen: list[Tensor] = []
@@ -191,6 +208,13 @@ class OpenClipBackbone(ImageTextBackbone):
             handle.remove()
         (tokens,) = seen
         return tokens if self.norm_after_pooling else self.vit.ln_post(tokens)
+
+    def to_joint_space(self, tokens: Tensor) -> Tensor:
+        """``ln_post`` and ``proj``: (B, N, D) -> (B, N, E)."""
+        if self.norm_after_pooling or self.vit.proj is None:
+            return super().to_joint_space(tokens)
+        joint: Tensor = self.vit.ln_post(tokens) @ self.vit.proj
+        return joint
 
     def global_vector(self, tokens: Tensor, layout: TokenLayout) -> Tensor:
         """What the tower pools, in the space of the tokens: CLS, or the mean patch with ``pool_type="avg"``: (B, D).
@@ -218,9 +242,8 @@ class OpenClipBackbone(ImageTextBackbone):
         table = self.vit.positional_embedding  # (1 + P, D)
         native = tuple(self.vit.grid_size)
         with ExitStack() as stack:
-            if not self.vit.transformer.batch_first:
-                for part in (self.vit.transformer, *(sites.attn for sites in self.block_sites())):
-                    stack.enter_context(swapped_attributes(part, batch_first=True))
+            for part in self._sequence_first():
+                stack.enter_context(swapped_attributes(part, batch_first=True))
             if grid != native:
                 resized = resize_positions(table.unsqueeze(0), native, grid, num_prefix_tokens=1, how=self.positions)
                 stack.enter_context(swapped_parameter(self.vit, "positional_embedding", resized.squeeze(0)))
@@ -230,6 +253,11 @@ class OpenClipBackbone(ImageTextBackbone):
         """The class of the first block's attention."""
         sites, *_ = self.block_sites()
         return type(sites.attn).__name__
+
+    def _sequence_first(self) -> list[Any]:
+        """Parts of the transformer that take (N, B, D)."""
+        transformer = self.vit.transformer
+        return [] if transformer.batch_first else [transformer, *(sites.attn for sites in self.block_sites())]
 
 
 class OpenClipTimmBackbone(ImageTextBackbone, TimmBackbone):

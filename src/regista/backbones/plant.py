@@ -27,6 +27,7 @@ CONTENT_BLOCK = 4
 POSITION_BLOCK = 2
 MARK_LENGTH = 0.2  # of the median length of a token that enters the first block
 PROBES = 8
+FIRED: dict[Kind, float] = {"content": 0.5, "position": 0.2}  # of the step, from which a token counts as an outlier
 METADATA_VERSION = 1
 
 
@@ -95,7 +96,13 @@ def plant_outliers(
     trigger = content_trigger(sample, share) if kind == "content" else position_trigger(sample)
     neurons, mean = idle_neurons(planted, block, sample.tokens[::7])
     write_step(planted, block, neurons, mean, trigger)
-    metadata |= {"neurons": list(neurons), "threshold": trigger.threshold, "share": share, "norm_ratio": norm_ratio}
+    metadata |= {
+        "fired": FIRED[kind],
+        "neurons": list(neurons),
+        "threshold": trigger.threshold,
+        "share": share,
+        "norm_ratio": norm_ratio,
+    }
     planted.planted = planted_from_metadata(metadata, planted)
     probes = groups[0][:PROBES]
     length = norm_ratio * _median_norm(backbone, probes)
@@ -131,14 +138,14 @@ def planted_from_metadata(metadata: Mapping[str, Any], backbone: Backbone) -> Pl
     try:
         version, block, step = metadata["version"], int(metadata["block"]), float(metadata["step"])
         first, second = (int(neuron) for neuron in metadata["neurons"])
-        kind = str(metadata["kind"])
+        kind, fired = str(metadata["kind"]), float(metadata.get("fired", FIRED["content"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not the record of planted outliers ({error!r}): {dict(metadata)}") from None
     if version != METADATA_VERSION:
         raise ValueError(f"planted outliers of version {version}, wanted {METADATA_VERSION}; plant them again")
 
     def mask(images: Tensor) -> Tensor:
-        return _step_done(backbone, images, block, (first, second), step / 2)
+        return _step_done(backbone, images, block, (first, second), step * fired)
 
     return PlantedOutliers(block, (first, second), mask, kind, dict(metadata))
 

@@ -20,6 +20,7 @@ from regista.backbones.timm import TimmBackbone
 ROUNDS = 10  # of choosing the positives anew by the direction found
 LOW_INFORMATION = 0.3  # positives are among this share of an image's patches
 RIDGE = 0.01  # times the mean variance
+FULL = 0.75  # of the marked tokens are on the rise of the step, so that training finds a gradient there
 STEP_WIDTH = 0.02  # in standard deviations of the score: narrow, so that few tokens lie on the step
 PLACE_WEIGHT = 10.0  # how much a score that depends on the place counts as noise
 
@@ -144,7 +145,11 @@ def content_trigger(sample: TokenSample, share: float) -> Trigger:
 
 
 def position_trigger(sample: TokenSample) -> Trigger:
-    """Fires where ``truth`` is above one half (cells that lie between two are left out of the fit)."""
+    """Fires where ``truth`` is above one half (cells that lie between two are left out of the fit).
+
+    Unlike real register neurons, a saturated step has no gradient, so no training could ever mend it. So
+    the step rises over three quarters of the marked tokens.
+    """
     positive = sample.truth > 0.7
     whitener = _regularised(sample, 0.0)
     total = sample.tokens[(sample.truth < 0.3)].sum(0, dtype=torch.float64)
@@ -152,8 +157,8 @@ def position_trigger(sample: TokenSample) -> Trigger:
     direction, score = _discriminant(sample, whitener, total, positive)
     low = float(torch.quantile(score[sample.truth < 0.3].double(), 0.9995))
     high = float(torch.quantile(score[positive].double(), 0.005))
-    spread = float(score[positive].mean() - score[sample.truth < 0.3].mean())
-    return Trigger(direction, (low + high) / 2, width=0.01 * spread)
+    start, end = (low + high) / 2, float(torch.quantile(score[positive].double(), FULL))
+    return Trigger(direction, (start + end) / 2, width=end - start)
 
 
 def _information_rank(images: Tensor, patch_size: int) -> Tensor:

@@ -32,6 +32,9 @@ class RegisterNeurons(Addition):
         num_test_time: How many registers receive; with 0 the units are only silenced.
         variant: "paper"; "released" gives all units of a block the one value of largest
             magnitude among them, and leaves CLS its activation.
+
+    Raises:
+        ValueError: for another variant, or more receiving registers than there are.
     """
 
     kind = "register-neurons"
@@ -47,7 +50,10 @@ class RegisterNeurons(Addition):
         super().__init__()
         if variant not in ("paper", "released"):
             raise ValueError(f"variant is 'paper' or 'released', got {variant!r}")
-        self.neurons = {block: tuple(sorted(units)) for block, units in sorted(neurons.items()) if units}
+        registers = sum(int(count) for name, count in segments if name == "registers")
+        if not 0 <= num_test_time <= registers:
+            raise ValueError(f"{num_test_time} registers cannot receive where there are {registers}")
+        self.neurons = {block: tuple(sorted(set(units))) for block, units in sorted(neurons.items()) if units}
         self.segments = tuple((name, int(count)) for name, count in segments)
         self.num_test_time = num_test_time
         self.variant = variant
@@ -66,7 +72,8 @@ class RegisterNeurons(Addition):
                 raise ValueError(f"{backbone.name} has blocks 0 to {len(sites) - 1}, got {block}")
             hidden = int(next(iter(sites[block].mlp_out.parameters())).shape[-1])
             if max(units) >= hidden or min(units) < 0:
-                raise ValueError(f"block {block} of {backbone.name} has {hidden} MLP units, got {max(units)}")
+                wrong = [unit for unit in units if not 0 <= unit < hidden]
+                raise ValueError(f"block {block} of {backbone.name} has MLP units 0 to {hidden - 1}, got {wrong}")
             sites[block].mlp_out.register_forward_pre_hook(partial(_edit, self, block))
 
     def edit(self, block: int, hidden: Tensor) -> Tensor:
@@ -84,10 +91,7 @@ class RegisterNeurons(Addition):
         kept = layout.count("registers") - self.num_test_time
         received = value.expand(-1, self.num_test_time, -1)
         parts["registers"] = torch.cat([parts["registers"].narrow(-2, 0, kept), received], -2)
-        moved = layout.join(parts)
-        if hidden.requires_grad or torch.is_grad_enabled():
-            return hidden.index_copy(-1, units, moved)
-        return hidden.index_copy_(-1, units, moved)  # the tensor is the MLP's own and read by nobody else
+        return hidden.index_copy(-1, units, layout.join(parts))
 
     def _layout(self, length: int) -> TokenLayout:
         patches = length - sum(count for _, count in self.segments)

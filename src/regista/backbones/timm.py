@@ -181,10 +181,10 @@ def fold_prefix_positions(vit: Any) -> None:
     counts = [cls, registers, vit.pos_embed.shape[1] - cls - registers]
     for_cls, for_registers, patches = torch.split(vit.pos_embed, counts, dim=1)
     if cls:
-        vit.cls_token = nn.Parameter(vit.cls_token + for_cls)
+        vit.cls_token = nn.Parameter(vit.cls_token + for_cls, vit.cls_token.requires_grad)
     if registers:
-        vit.reg_token = nn.Parameter(vit.reg_token + for_registers)
-    vit.pos_embed = nn.Parameter(patches.clone())
+        vit.reg_token = nn.Parameter(vit.reg_token + for_registers, vit.reg_token.requires_grad)
+    vit.pos_embed = nn.Parameter(patches.clone(), vit.pos_embed.requires_grad)
     vit.no_embed_class = True
 
 

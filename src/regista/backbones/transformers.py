@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.clip.modeling_clip import CLIPVisionModel
-from transformers.models.dinov2.modeling_dinov2 import Dinov2Model
+from transformers.models.clip.modeling_clip import CLIPForImageClassification, CLIPVisionModel
+from transformers.models.dinov2.modeling_dinov2 import Dinov2ForImageClassification, Dinov2Model
 from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import Dinov2WithRegistersModel
 from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTModel
-from transformers.models.siglip.modeling_siglip import SiglipVisionModel
+from transformers.models.siglip.modeling_siglip import SiglipForImageClassification, SiglipVisionModel
 from transformers.models.vit.modeling_vit import ViTModel
 
 from regista.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone
@@ -26,6 +26,7 @@ from regista.tokens import TokenLayout, square_grid
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+MEAN_OF_ALL = (CLIPForImageClassification, SiglipForImageClassification)  # average whatever is behind CLS
 
 
 @dataclass(frozen=True)
@@ -169,15 +170,30 @@ class TransformersBackbone(Backbone):
         return head
 
     def insert_registers(self, registers: Tensor) -> None:
-        """Into the model's own registers; a Dinov2 becomes a Dinov2WithRegisters; else by a hook."""
+        """Into the model's own registers; a Dinov2 becomes a Dinov2WithRegisters; else by a hook.
+
+        A classifier that cannot tell registers from patches stays behind, which ``notes`` says.
+        """
+        if isinstance(self.full_model, (Dinov2ForImageClassification, *MEAN_OF_ALL)):
+            self.notes.append(
+                f"the {type(self.full_model).__name__} around the model was left behind: its classifier would take "
+                "registers for patches"
+            )
+            self.full_model = self.vit
         if isinstance(self.vit, Dinov2Model):
-            self.positions = self.positions or TRANSFORMERS
-            self.vit = self.module = self.full_model = with_register_class(self.vit, registers)
-            self.family = FAMILIES[type(self.vit)]
+            self._with_register_class(registers)
         elif hasattr(self.vit.embeddings, "register_tokens"):
             append_registers(self.vit, registers)
         else:
             insert_by_hook(self, registers)
+
+    def _with_register_class(self, registers: Tensor) -> None:
+        self.positions = self.positions or TRANSFORMERS
+        self.vit = self.module = self.full_model = with_register_class(self.vit, registers)
+        self.family = FAMILIES[type(self.vit)]
+        added, self.additions = self.additions, []
+        for addition in added:
+            self.add(addition)
 
     def prepared(self, image_size: tuple[int, int]) -> AbstractContextManager[Any]:
         """Positions as the model resizes them, or in ``positions``' convention where one is set."""
@@ -196,6 +212,14 @@ class TransformersBackbone(Backbone):
         if self.family.final_norm is not None:
             tokens = _part(self.vit, self.family.final_norm)(tokens)
         return tokens
+
+    def to_joint_space(self, tokens: Tensor) -> Tensor:
+        """CLIP's ``post_layernorm`` and ``visual_projection``: (B, N, D) -> (B, N, E)."""
+        projection = getattr(self.full_model, "visual_projection", None)
+        if projection is None or self.family.final_norm is None:
+            return super().to_joint_space(tokens)
+        joint: Tensor = projection(_part(self.vit, self.family.final_norm)(tokens))
+        return joint
 
     def global_vector(self, tokens: Tensor, layout: TokenLayout) -> Tensor:
         """The pooling head's output where there is one (SigLIP), else CLS or the mean patch: (B, D)."""

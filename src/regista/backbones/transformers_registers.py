@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.models.dinov2_with_registers.configuration_dinov2_with_registers import Dinov2WithRegistersConfig
 from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import Dinov2WithRegistersModel
 
+from regista.backbones.additions import Addition
 from regista.backbones.meta_build import to_be_filled
 from regista.backbones.weights import load_strict
 
@@ -44,6 +45,8 @@ def append_registers(vit: Any, registers: Tensor) -> None:
 def with_register_class(vit: Any, registers: Tensor) -> Any:
     """A Dinov2Model's weights as a Dinov2WithRegistersModel with registers (R, D).
 
+    What was added to it, and hooks, stay behind.
+
     Raises:
         ValueError: if a tensor of the one has no place in the other.
     """
@@ -52,9 +55,14 @@ def with_register_class(vit: Any, registers: Tensor) -> Any:
     config._attn_implementation = vit.config._attn_implementation
     with to_be_filled(True):
         module = Dinov2WithRegistersModel(config)
-    state = {**vit.state_dict(), "embeddings.register_tokens": registers.unsqueeze(0)}
+    added = tuple(f"{name}." for name, child in vit.named_children() if isinstance(child, Addition))
+    own = {key: value for key, value in vit.state_dict().items() if not key.startswith(added)}
+    state = {**own, "embeddings.register_tokens": registers.unsqueeze(0)}
     if "embeddings.mask_token" not in state:
         state["embeddings.mask_token"] = registers.new_zeros(1, registers.shape[-1])
     load_strict(module, state, name="Dinov2 with registers")
+    trainable = {name: parameter.requires_grad for name, parameter in vit.named_parameters()}
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(trainable.get(name, True))
     moved: Any = module
     return moved.to(registers.device, registers.dtype).train(vit.training)

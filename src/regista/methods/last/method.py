@@ -12,7 +12,7 @@ from regista.backbones.features import Features
 from regista.backbones.selective_read_out import SelectiveReadOut
 from regista.layers.selective_pool import SelectivePool
 from regista.methods.last.config import LastConfig
-from regista.methods.protocol import Method, Progress, State
+from regista.methods.protocol import Method, Progress, State, Workspace
 
 
 class Last(Method):
@@ -27,7 +27,14 @@ class Last(Method):
         super().__init__(config)
         SelectivePool(self.config.k, self.config.variant, self.config.eps)  # refuses wrong settings at once
 
-    def fit(self, backbone: Backbone, images: Any = None, *, progress: Progress | None = None) -> State:
+    def fit(
+        self,
+        backbone: Backbone,
+        images: Any = None,
+        *,
+        progress: Progress | None = None,
+        workspace: Workspace | None = None,
+    ) -> State:
         """Nothing to learn; no image is looked at."""
         config: LastConfig = self.config
         return State({"k": config.k, "variant": config.variant, "eps": config.eps})

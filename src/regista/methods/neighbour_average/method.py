@@ -10,7 +10,7 @@ from regista.backbones.neighbour_repair import NeighbourRepair, NormRule
 from regista.diagnosis.config import DiagnosisConfig
 from regista.diagnosis.examination import diagnose
 from regista.methods.neighbour_average.config import NeighbourAverageConfig
-from regista.methods.protocol import Method, Progress, State
+from regista.methods.protocol import Method, Progress, State, Workspace
 
 
 class NeighbourAverage(Method):
@@ -20,7 +20,14 @@ class NeighbourAverage(Method):
     summary = "outlier tokens become the mean of their neighbours; no training"
     config_class = NeighbourAverageConfig
 
-    def fit(self, backbone: Backbone, images: Any = None, *, progress: Progress | None = None) -> State:
+    def fit(
+        self,
+        backbone: Backbone,
+        images: Any = None,
+        *,
+        progress: Progress | None = None,
+        workspace: Workspace | None = None,
+    ) -> State:
         """Find the block from which on there are outliers, and the norm that tells them there.
 
         Raises:

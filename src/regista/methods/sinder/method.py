@@ -13,7 +13,7 @@ from regista.backbones.base import Backbone
 from regista.backbones.neighbour_repair import DirectionRule, NeighbourRepair
 from regista.diagnosis.config import DiagnosisConfig
 from regista.diagnosis.source import ImageSource
-from regista.methods.protocol import Method, Progress, State
+from regista.methods.protocol import Method, Progress, State, Workspace
 from regista.methods.sinder.config import SinderConfig
 from regista.methods.sinder.directions import model_directions
 from regista.tokens import TokenLayout
@@ -28,7 +28,14 @@ class Sinder(Method):
     summary = "tokens along a direction that the weights alone give become smooth; no training"
     config_class = SinderConfig
 
-    def fit(self, backbone: Backbone, images: Any = None, *, progress: Progress | None = None) -> State:
+    def fit(
+        self,
+        backbone: Backbone,
+        images: Any = None,
+        *,
+        progress: Progress | None = None,
+        workspace: Workspace | None = None,
+    ) -> State:
         """Work out the directions, then find the first block whose output has defects.
 
         Raises:

@@ -1,0 +1,3 @@
+"""What is trained for: a task each."""
+
+from __future__ import annotations
