@@ -105,7 +105,7 @@ def _queries_keys_values(attention: Any, where: str) -> tuple[list[Tensor], list
         bias = _first(attention, ("in_proj_bias", "qkv.bias"))
         separate: list[Tensor | None] = [getattr(attention, f"{kind}_bias", None) for kind in "qkv"]
         return list(fused.chunk(3)), separate if bias is None else list(bias.chunk(3))
-    layers = [getattr(attention, f"{kind}_proj", None) for kind in "qkv"]
+    layers: list[Any] = [getattr(attention, f"{kind}_proj", None) for kind in "qkv"]
     if any(layer is None for layer in layers):
         raise ValueError(f"{where}: a {type(attention).__name__} has no known query, key and value layers")
     found: list[Any] = layers
