@@ -26,6 +26,7 @@ KINDS = Registry(
         "register-neurons": "regista.backbones.register_neurons:RegisterNeurons",
         "attention-bias": "regista.backbones.attention_bias:AttentionBias",
         "selective-pool": "regista.backbones.selective_read_out:SelectiveReadOut",
+        "denoised-views": "regista.methods.phreg.denoised:DenoisedViews",
         "neighbour-repair": "regista.backbones.neighbour_repair:NeighbourRepair",
     },
     entry_point_group="regista.additions",
@@ -56,8 +57,8 @@ class Addition(nn.Module, ABC):
     def hang(self, backbone: Backbone) -> None:
         """Hang hooks on parts of the module; called once, when it has become its child."""
 
-    def bind(self, backbone: Backbone) -> None:  # noqa: B027  most have nothing to do
-        """Change how an adapter reads the module; called for every adapter of it, also when it came as a live module."""
+    def bind(self, backbone: Backbone) -> None:
+        """Change how an adapter reads the module; called for each adapter of it, also of a live module."""
 
     @abstractmethod
     def to_record(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from regista.backbones.additions import Addition, additions_of
-from regista.backbones.capture import BlockSites, Sites, reads_attention, recording
+from regista.backbones.capture import BlockSites, Reduce, Sites, reads_attention, recording
+from regista.backbones.checks import asked_sites, checked_images, raise_not_finite
 from regista.backbones.features import Features, Planted
 from regista.data.fit import checked_size
 from regista.data.images import FitPolicy, FittedImages, fit_images
 from regista.tokens import TokenLayout
 
-Reduce = Callable[[Tensor], Tensor]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -127,6 +127,10 @@ class Backbone(ABC):
         """Put attention on ``scaled_dot_product_attention`` where it is not; undone on exit."""
         return nullcontext()
 
+    def to_joint_space(self, tokens: Tensor) -> Tensor:
+        """Final norm and projection into the space shared with text: (B, N, D) before the norm -> (B, N, E)."""
+        raise ValueError(f"{self.name}: a {type(self.module).__name__} has no space in common with text")
+
     def global_vector(self, tokens: Tensor, layout: TokenLayout) -> Tensor:
         """The model's image vector: (B, N, D) -> (B, D). CLS, or the mean of the patches."""
         if layout.count("cls"):
@@ -211,13 +215,13 @@ class Backbone(ABC):
             ValueError: for wrong shapes, an unknown site, or NaN or infinite values (naming
                 the block and the image).
         """
-        images = self._checked(images)
+        images = checked_images(images).to(device=self.device, dtype=self.dtype)
         layout = self.layout((images.shape[-2], images.shape[-1]))
-        wanted = _asked(capture)
+        wanted = asked_sites(capture)
         tokens, captured = self._run(images, layout, wanted)
         layout.check(tokens)
         if not tokens.is_meta and not torch.isfinite(tokens).all():
-            self._raise_not_finite(images, layout)
+            raise_not_finite(self, lambda sites: self._run(images, layout, sites)[1])
         return Features(tokens, layout, captured)
 
     def sites(self) -> tuple[str, ...]:
@@ -340,37 +344,6 @@ class Backbone(ABC):
             return None
         return slice(min(registers.start + self._visible_registers, registers.stop), registers.stop)
 
-    def _checked(self, images: Tensor) -> Tensor:
-        if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] != 3:
-            got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-            raise ValueError(f"images must be a (B, 3, H, W) tensor, got {got}; backbone.preprocess makes one")
-        if not len(images):
-            raise ValueError("got an empty batch of images")
-        if not images.is_floating_point():
-            raise ValueError(f"images must be preprocessed floats, got {images.dtype}; call backbone.preprocess first")
-        if not images.is_meta:
-            finite = torch.isfinite(images).flatten(1).all(1)
-            if not finite.all():
-                raise ValueError(
-                    f"NaN or infinite pixels in image {int((~finite).nonzero().flatten().tolist().pop(0))}"
-                )
-        return images.to(device=self.device, dtype=self.dtype)
-
-    def _raise_not_finite(self, images: Tensor, layout: TokenLayout) -> None:
-        for name, parameter in self.module.named_parameters():
-            if not torch.isfinite(parameter).all():
-                raise ValueError(f"{self.name}: NaN or infinite values in the weights {name!r}")
-        finite = {f"blocks.{block}.resid": _finite_images for block in range(self.depth)}
-        with torch.no_grad():
-            _, captured = self._run(images, layout, finite)
-        for site, ok in captured.items():
-            if not ok.all():
-                image = int((~ok).nonzero().flatten().tolist().pop(0))
-                raise ValueError(
-                    f"{self.name}: NaN or infinite activations in {site}, first in image {image} of the batch"
-                )
-        raise ValueError(f"{self.name}: NaN or infinite activations in the final norm")
-
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
@@ -382,23 +355,3 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for child in training:
             child.training = True
-
-
-def _asked(capture: Any) -> dict[str, Reduce]:
-    if isinstance(capture, str):
-        capture = (capture,)
-    if not isinstance(capture, Iterable):
-        raise ValueError(f"capture is a site's name, several, or {{site: function}}, got {capture!r}")
-    wanted = dict(capture) if isinstance(capture, Mapping) else dict.fromkeys(capture, _keep)
-    wrong = [site for site, reduce in wanted.items() if not isinstance(site, str) or not callable(reduce)]
-    if wrong:
-        raise ValueError(f"capture is a site's name, several, or {{site: function}}; wrong at {wrong}")
-    return wanted
-
-
-def _keep(value: Tensor) -> Tensor:
-    return value
-
-
-def _finite_images(tokens: Tensor) -> Tensor:
-    return torch.isfinite(tokens).flatten(1).all(1)

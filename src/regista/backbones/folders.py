@@ -12,6 +12,7 @@ from torch import nn
 from regista.backbones.base import Backbone
 from regista.backbones.checkpoint_files import read_state_dict, weight_file
 from regista.backbones.model_record import FILE, apply_record, read_record
+from regista.backbones.own_format import FOREIGN_CONFIG, read_own_folder
 from regista.backbones.sources import check_timm_name, load_transformers
 from regista.backbones.timm_files import backbone_from_file
 
@@ -27,7 +28,12 @@ def from_folder(folder: Path, *, image_size: Size | None = None, allow_partial: 
     """
     record = read_record(folder / FILE) if (folder / FILE).is_file() else None
     config = _config(folder)
-    if "architecture" in config:
+    if record is not None and "build" in record:
+        backbone = read_own_folder(folder, record, allow_partial=allow_partial)
+        backbone.name = str(folder)
+    elif config.get("architecture") == FOREIGN_CONFIG["architecture"]:
+        raise ValueError(f"{folder} lacks its {FILE}, without which this model cannot be built; copy the whole folder")
+    elif "architecture" in config:
         backbone = _from_timm_folder(folder, config, image_size, allow_partial)
     elif "model_type" in config:
         backbone = load_transformers(folder, name=str(folder), image_size=image_size, allow_partial=allow_partial)

@@ -15,7 +15,7 @@ _WANTED = ("library", "image_size", "num_register_tokens", "mean", "std", "dtype
 
 
 def record_of(backbone: Backbone) -> dict[str, Any]:
-    """The convention of the position table, sizes, normalisation and the truth about planted outliers.
+    """The convention of the position table, sizes, normalisation, history and the truth about planted outliers.
 
     Raises:
         ValueError: for planted outliers whose truth cannot be written down.
@@ -37,6 +37,7 @@ def record_of(backbone: Backbone) -> dict[str, Any]:
         "std": list(backbone.std),
         "dtype": str(backbone.dtype).removeprefix("torch."),
         "planted": None if planted is None else dict(planted),
+        "history": list(backbone.history),
     }
 
 
@@ -79,6 +80,7 @@ def apply_record(backbone: Backbone, record: dict[str, Any]) -> None:
         positions = PositionResize(**record["positions"]) if record.get("positions") else None
     except (TypeError, ValueError) as error:
         raise ValueError(f"{backbone.name}: {FILE} cannot be used: {error}") from error
+    backbone.history = list(record.get("history") or [])
     backbone.image_size, backbone.mean, backbone.std = (height, width), tuple(mean), tuple(std)
     if positions is not None:
         backbone.positions = positions  # type: ignore[attr-defined]

@@ -192,6 +192,13 @@ class OpenClipBackbone(ImageTextBackbone):
         (tokens,) = seen
         return tokens if self.norm_after_pooling else self.vit.ln_post(tokens)
 
+    def to_joint_space(self, tokens: Tensor) -> Tensor:
+        """``ln_post`` and ``proj``: (B, N, D) -> (B, N, E)."""
+        if self.norm_after_pooling or self.vit.proj is None:
+            return super().to_joint_space(tokens)
+        joint: Tensor = self.vit.ln_post(tokens) @ self.vit.proj
+        return joint
+
     def global_vector(self, tokens: Tensor, layout: TokenLayout) -> Tensor:
         """What the tower pools, in the space of the tokens: CLS, or the mean patch with ``pool_type="avg"``: (B, D).
 

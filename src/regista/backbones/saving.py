@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from regista.backbones.base import Backbone
 from regista.backbones.meta_build import shapes_only
 from regista.backbones.model_record import FILE, record_of
+from regista.backbones.own_format import FOREIGN_CONFIG, build_record, write_weights
 from regista.results.writing import in_words
 
 OWN_FILES = re.compile(
@@ -29,7 +30,8 @@ OWN_FILES = re.compile(
 def save_pretrained(backbone: Backbone, folder: str | Path) -> Path:
     """Write weights, configuration and ``regista.json``, so that ``regista.load(folder)`` gives the same tokens.
 
-    A timm model is written in timm's hub format (``timm.create_model("local-dir:FOLDER",
+    A model with something added is written in a format that only Regista reads (the folder says so to
+    the others). Else a timm model is written in timm's hub format (``timm.create_model("local-dir:FOLDER",
     pretrained=True)`` reads it), a transformers model by its own ``save_pretrained``. The folder
     appears whole or not at all.
 
@@ -42,14 +44,15 @@ def save_pretrained(backbone: Backbone, folder: str | Path) -> Path:
             be written (disk full ...).
     """
     folder = Path(folder).expanduser()
+    record = record_of(backbone)
     writers: dict[str, Callable[[Any, Path], None]] = {"timm": _write_timm, "transformers": _write_transformers}
-    write = writers.get(backbone.library)
+    write = _write_own if backbone.additions else writers.get(backbone.library)
     if write is None:
         raise ValueError(
             f"{backbone.name}: models of {backbone.library or type(backbone).__name__} are not saved as they are; "
             "only those of timm and transformers are. Convert the weights to one of them first"
         )
-    record = record_of(backbone)
+    record |= build_record(backbone) if backbone.additions else {}
     _check_target(folder)
     beside = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
     try:
@@ -63,6 +66,11 @@ def save_pretrained(backbone: Backbone, folder: str | Path) -> Path:
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return folder
+
+
+def _write_own(backbone: Any, folder: Path) -> None:
+    _write_json(folder / "config.json", FOREIGN_CONFIG)
+    write_weights(backbone, folder)
 
 
 def _write_timm(backbone: Any, folder: Path) -> None:

@@ -197,6 +197,14 @@ class TransformersBackbone(Backbone):
             tokens = _part(self.vit, self.family.final_norm)(tokens)
         return tokens
 
+    def to_joint_space(self, tokens: Tensor) -> Tensor:
+        """CLIP's ``post_layernorm`` and ``visual_projection``: (B, N, D) -> (B, N, E)."""
+        projection = getattr(self.full_model, "visual_projection", None)
+        if projection is None or self.family.final_norm is None:
+            return super().to_joint_space(tokens)
+        joint: Tensor = projection(_part(self.vit, self.family.final_norm)(tokens))
+        return joint
+
     def global_vector(self, tokens: Tensor, layout: TokenLayout) -> Tensor:
         """The pooling head's output where there is one (SigLIP), else CLS or the mean patch: (B, D)."""
         if self.pool_attention() is not None:

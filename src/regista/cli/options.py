@@ -84,6 +84,23 @@ def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return [word for word in arguments if word not in settings], settings
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """Settings from a YAML file.
+
+    Raises:
+        ValueError: if it cannot be read, or is not {setting: value}.
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"settings ({path}): {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise ValueError(f"settings ({path}): wanted lines of key: value, got {type(found).__name__}")
+    return found
+
+
 def resolve(schema: type[T], config: Path | None, settings: Sequence[str], flags: Mapping[str, Any]) -> T:
     """Merge defaults < YAML file < key=value < flags that were given into one typed config.
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from regista.backbones.base import Backbone
 from regista.backbones.loading import load
-from regista.methods.protocol import Progress, configured, method_class, plain_config
+from regista.methods.protocol import Progress, Workspace, method_class
+from regista.methods.settings import configured, plain_config
 
 
 def fix(
@@ -18,6 +20,7 @@ def fix(
     images: Any = None,
     *,
     progress: Progress | None = None,
+    workspace: Workspace | str | Path | None = None,
     **config: Any,
 ) -> Backbone:
     """Cure a ViT.
@@ -27,6 +30,8 @@ def fix(
         method: "test_time", "phreg", "trained" ...; see ``regista.methods``.
         images: Photos to fit on, as ``regista.diagnose`` takes them; not for every method.
         progress: Called with (what, done, of).
+        workspace: Folder in which a method that trains keeps targets and checkpoints, to go on from; a
+            temporary one if None.
         **config: Settings of the method; see its ``config.py``.
 
     Returns:
@@ -39,11 +44,13 @@ def fix(
     kind = method_class(method)
     chosen = kind(configured(kind.config_class, config, what=f"method {kind.name!r}"))
     backbone = load(backbone)
-    if kind.needs_images and images is None:
+    if chosen.needs_images and images is None:
         raise ValueError(f"method {kind.name!r} needs images: fix(backbone, {kind.name!r}, images)")
     if isinstance(images, Iterator):  # a method may look at them more than once
         images = list(images)
-    state = chosen.fit(backbone, images, progress=progress)
+    if isinstance(workspace, (str, Path)):
+        workspace = Workspace(Path(workspace))
+    state = chosen.fit(backbone, images, progress=progress, workspace=workspace)
     fixed = chosen.apply(backbone, state)
     fixed.history = [
         *backbone.history,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -32,6 +32,19 @@ class State:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Workspace:
+    """Where a method that works for long keeps what it needs to go on.
+
+    Attributes:
+        folder: Its own; made when it is needed.
+        resume: Go on with what is there.
+    """
+
+    folder: Path
+    resume: bool = False
+
+
 class Method(ABC):
     """One cure.
 
@@ -48,18 +61,26 @@ class Method(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     config_class: ClassVar[type]
-    needs_images: ClassVar[bool] = True
+    needs_images: bool = True
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.config_class() if config is None else config
 
     @abstractmethod
-    def fit(self, backbone: Backbone, images: Any = None, *, progress: Progress | None = None) -> State:
+    def fit(
+        self,
+        backbone: Backbone,
+        images: Any = None,
+        *,
+        progress: Progress | None = None,
+        workspace: Workspace | None = None,
+    ) -> State:
         """Learn what ``apply`` needs; ``backbone`` stays as it is.
 
         Args:
             images: As ``regista.diagnose`` takes them.
             progress: Called with (what, done, of).
+            workspace: For methods that train; a temporary one if None.
         """
 
     @abstractmethod
@@ -102,27 +123,3 @@ def method_class(name: str) -> type[Method]:
         found = next(point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == wanted).load()
     method: type[Method] = found
     return method
-
-
-def configured(kind: type, values: Mapping[str, Any], *, what: str) -> Any:
-    """An instance of a settings dataclass.
-
-    Raises:
-        ValueError: for a key it does not have, with the nearest spelling, or a value it refuses.
-    """
-    assert is_dataclass(kind)
-    known = [entry.name for entry in fields(kind) if entry.init]
-    unknown = [key for key in values if key not in known]
-    if unknown:
-        near = get_close_matches(unknown[0], known, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"{what} has no setting {unknown[0]!r}{hint}; it has: {', '.join(known) or 'none'}")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise ValueError(f"{what}: {error}") from error
-
-
-def plain_config(config: Any) -> dict[str, Any]:
-    """A settings dataclass as plain values."""
-    return dict(asdict(config))

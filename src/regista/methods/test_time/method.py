@@ -12,11 +12,11 @@ from regista.backbones.attention_bias import AttentionBias
 from regista.backbones.base import Backbone
 from regista.backbones.register_neurons import RegisterNeurons, prefix_segments
 from regista.diagnosis.config import DiagnosisConfig
-from regista.diagnosis.measuring import token_norms
+from regista.diagnosis.outlier_rule import OutlierRule, outlier_count, outlier_rule
 from regista.diagnosis.source import ImageSource
-from regista.methods.protocol import Method, Progress, State
+from regista.methods.protocol import Method, Progress, State, Workspace
 from regista.methods.test_time.config import TestTimeConfig
-from regista.methods.test_time.neurons import Neuron, OutlierRule, neuron_scores, outlier_rule, top_neurons
+from regista.methods.test_time.neurons import Neuron, neuron_scores, top_neurons
 
 TRIED = (10, 20, 45, 100)  # the paper's 10 (OpenCLIP B/16), 45 (DINOv2-L) and 100 (CLIP-L)
 CURED = 0.1  # of the outliers may be left
@@ -31,7 +31,14 @@ class TestTime(Method):
     summary = "a zero register takes over what register neurons write; no training"
     config_class = TestTimeConfig
 
-    def fit(self, backbone: Backbone, images: Any = None, *, progress: Progress | None = None) -> State:
+    def fit(
+        self,
+        backbone: Backbone,
+        images: Any = None,
+        *,
+        progress: Progress | None = None,
+        workspace: Workspace | None = None,
+    ) -> State:
         """Find the neurons, and for the attention-bias variant the mean key and value of the register."""
         config: TestTimeConfig = self.config
         if config.top_k == 0:
@@ -75,26 +82,13 @@ class TestTime(Method):
         """The fewest neurons of a few tries that leave a tenth of the outliers; the best try if none does."""
         by_gap = top_neurons(scores, None)
         tries = [by_gap, *(top_neurons(scores, count) for count in TRIED if count > len(by_gap))]
-        before = outlier_count(backbone, images, rule, self.config.batch_size)
         best: tuple[float, list[Neuron]] = (float("inf"), by_gap)
         for neurons in tries:
             left = outlier_count(self._with_token(backbone, neurons), images, rule, self.config.batch_size)
-            if left <= CURED * before:
+            if left <= CURED * rule.count:
                 return neurons
             best = min(best, (left, neurons), key=lambda found: found[0])
         return best[1]
-
-
-@torch.inference_mode()
-def outlier_count(backbone: Backbone, images: Any, rule: OutlierRule, batch_size: int) -> float:
-    """How many patches the rule calls outliers."""
-    count = 0
-    for pixels, valid in ImageSource(backbone, images, DiagnosisConfig(batch_size=batch_size)):
-        layout = backbone.layout((pixels.shape[-2], pixels.shape[-1]))
-        norms = backbone(pixels, {f"blocks.{rule.block}.resid": token_norms}).captured[f"blocks.{rule.block}.resid"]
-        patches = layout.take(norms, "patches", dim=-1)
-        count += int(((patches > rule.cutoff) & valid.flatten(1).to(patches.device)).sum())
-    return float(count)
 
 
 @torch.inference_mode()

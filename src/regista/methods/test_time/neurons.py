@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,27 +13,14 @@ from torch import Tensor
 
 from regista.backbones.base import Backbone
 from regista.diagnosis.config import DiagnosisConfig
-from regista.diagnosis.examination import diagnose
 from regista.diagnosis.measuring import token_norms
+from regista.diagnosis.outlier_rule import OutlierRule, outlier_rule
 from regista.diagnosis.source import ImageSource
 from regista.tokens import TokenLayout
 
 MOST = 100  # neurons that a gap may leave above it
 SMALLEST_GAP = 1.25
 Neuron = tuple[int, int, float]
-
-
-@dataclass(frozen=True)
-class OutlierRule:
-    """Which patches are outliers: those whose norm after ``block`` is above ``cutoff``.
-
-    Attributes:
-        onset: The first block whose output has them.
-    """
-
-    block: int
-    cutoff: float
-    onset: int
 
 
 def find_register_neurons(
@@ -68,22 +54,6 @@ def find_register_neurons(
     last = rule.onset if last_block is None else last_block
     scores = neuron_scores(backbone, images, rule, last, batch_size=batch_size)
     return top_neurons(scores, top_k)
-
-
-def outlier_rule(backbone: Backbone, images: Any, *, cutoff: float | None = None, batch_size: int = 8) -> OutlierRule:
-    """Diagnose norms: from which block on there are outliers, and which norm tells them.
-
-    Raises:
-        ValueError: if there are none.
-    """
-    config = DiagnosisConfig(batch_size=batch_size, cutoff=cutoff, attention=False)
-    found = diagnose(backbone, images, config=config)
-    if found.outlier_block is None or found.onset_block is None or found.cutoff is None:
-        raise ValueError(
-            f"{backbone.name} shows no outlier tokens on these {found.images['count']} images, so no neuron can be "
-            "found; look with regista diagnose, or give a cutoff"
-        )
-    return OutlierRule(found.outlier_block, found.cutoff, found.onset_block)
 
 
 @torch.inference_mode()

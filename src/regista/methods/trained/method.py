@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regista.backbones.base import Backbone
-from regista.methods.protocol import Method, Progress, State
+from regista.methods.protocol import Method, Progress, State, Workspace
 from regista.methods.trained.config import TrainedConfig
 
 
@@ -20,7 +20,14 @@ class Trained(Method):
     config_class = TrainedConfig
     needs_images = False
 
-    def fit(self, backbone: Backbone, images: Any = None, *, progress: Progress | None = None) -> State:
+    def fit(
+        self,
+        backbone: Backbone,
+        images: Any = None,
+        *,
+        progress: Progress | None = None,
+        workspace: Workspace | None = None,
+    ) -> State:
         """Draw the registers; no image is looked at."""
         config: TrainedConfig = self.config
         registers = initial_registers(config.registers, backbone.embed_dim, std=config.std, seed=config.seed)

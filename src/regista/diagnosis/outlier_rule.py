@@ -1,0 +1,83 @@
+"""A rule that tells outlier tokens, learned on one model and applied to another."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regista.backbones.base import Backbone
+from regista.diagnosis.config import DiagnosisConfig
+from regista.diagnosis.examination import diagnose
+from regista.diagnosis.measuring import token_norms
+from regista.diagnosis.source import ImageSource
+
+
+@dataclass(frozen=True)
+class OutlierRule:
+    """Which patches are outliers: those whose norm after ``block`` is above ``cutoff``.
+
+    Attributes:
+        onset: The first block whose output has them.
+        count: How many there were on the images it was learned on.
+        share: The same as a share of the patches.
+    """
+
+    block: int
+    cutoff: float
+    onset: int
+    count: int = 0
+    share: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    def mask(self, backbone: Backbone, pixels: Tensor) -> Tensor:
+        """Preprocessed images (B, 3, H, W) -> bool (B, P)."""
+        layout = backbone.layout((pixels.shape[-2], pixels.shape[-1]))
+        site = f"blocks.{self.block}.resid"
+        norms = backbone(pixels, {site: token_norms}).captured[site]
+        return layout.take(norms, "patches", dim=-1) > self.cutoff
+
+
+def outlier_rule(
+    backbone: Backbone,
+    images: Any,
+    *,
+    cutoff: float | None = None,
+    batch_size: int = 8,
+    image_size: tuple[int, int] | None = None,
+) -> OutlierRule:
+    """Diagnose norms: from which block on there are outliers, and which norm tells them.
+
+    Args:
+        images: As ``diagnose`` takes them.
+        cutoff: Use this norm instead of the one found.
+        image_size: (height, width) of files and PIL images; the model's own by default.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    size = None if image_size is None else list(image_size)
+    config = DiagnosisConfig(batch_size=batch_size, cutoff=cutoff, attention=False, image_size=size)
+    found = diagnose(backbone, images, config=config)
+    if found.outlier_block is None or found.onset_block is None or found.cutoff is None:
+        raise ValueError(
+            f"{backbone.name} shows no outlier tokens on these {found.images['count']} images; "
+            "look with regista diagnose, or give a cutoff"
+        )
+    count = int(found.outliers.sum())
+    return OutlierRule(found.outlier_block, found.cutoff, found.onset_block, count, found.share)
+
+
+@torch.inference_mode()
+def outlier_count(backbone: Backbone, images: Any, rule: OutlierRule, batch_size: int = 8) -> int:
+    """How many patches of some images the rule calls outliers."""
+    count = 0
+    for pixels, valid in ImageSource(backbone, images, DiagnosisConfig(batch_size=batch_size)):
+        mask = rule.mask(backbone, pixels)
+        count += int((mask & valid.flatten(1).to(mask.device)).sum())
+    return count

@@ -1,0 +1,3 @@
+"""Losses, one a file."""
+
+from __future__ import annotations

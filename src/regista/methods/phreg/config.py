@@ -1,0 +1,80 @@
+"""Settings of PH-Reg."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+
+@dataclass(frozen=True)
+class PhregConfig:
+    """Settings of ``phreg``. Defaults are those of the paper (2505.21501) and its released DINOv2 run.
+
+    Attributes:
+        mode: "distil" trains a student with registers; "denoise" only averages views at inference.
+        registers: How many are added.
+        num_views, shift_ratio: Of the denoised target; 1 view is the teacher's raw features.
+        unfrozen: "paper" (registers, positions, patch embedding, last attention) or "released" (the whole
+            last block instead; the last two for CLIP), or parts by name: see ``regista.methods.phreg.student``.
+        read_out: "normed" patch tokens of teacher and student; "clip-released": NACLIP features of the
+            teacher, a student with MaskCLIP's last block, both projected (CLIP only).
+        targets: "stored" computes them once and keeps them on disk; "fresh" denoises anew at every step.
+        image_size: Side of the square crops in pixels; the model's own if None.
+        max_aspect: Longest side of a stored target, in short sides; 1 stores centre squares, as the teacher sees
+            square images only.
+        flip: Mirror half of the crops of stored targets; the released student sees no flips.
+        epochs, batch_size: Of the student.
+        lr, end_lr: Learning rate at the first and last epoch, falling exponentially. ``lr`` None: the best of
+            ``lr_candidates`` on held-out images, ``end_lr`` a twentieth of it.
+        lr_candidates, lr_epochs: Tried for that, each for so many epochs.
+        weight_decay, mse_scale: Of the loss.
+        held_out: Share of the images that is not trained on.
+        precision: "auto", "fp32" or "bf16".
+        num_workers: Processes that load data.
+        keep_targets: Leave stored targets in the work folder.
+        seed: Of registers, views, crops and order.
+    """
+
+    mode: Literal["distil", "denoise"] = "distil"
+    registers: int = 16
+    num_views: int = 10
+    shift_ratio: float = 0.15
+    unfrozen: str = "paper"
+    read_out: Literal["normed", "clip-released"] = "normed"
+    targets: Literal["stored", "fresh"] = "stored"
+    image_size: Optional[int] = None  # noqa: UP045
+    max_aspect: float = 2.0
+    flip: bool = False
+    epochs: int = 100
+    batch_size: int = 8
+    lr: Optional[float] = 1e-4  # noqa: UP045
+    end_lr: Optional[float] = None  # noqa: UP045
+    lr_candidates: tuple[float, ...] = (3e-5, 1e-4, 3e-4)
+    lr_epochs: int = 3
+    weight_decay: float = 1e-2
+    mse_scale: float = 1.0
+    held_out: float = 0.1
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    num_workers: int = 0
+    keep_targets: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.registers < 0:
+            raise ValueError(f"registers is a number of tokens, 0 or more, got {self.registers}")
+        if self.num_views < 1 or not 0 <= self.shift_ratio < 1:
+            raise ValueError(
+                f"num_views is at least 1 and shift_ratio in [0, 1), got {self.num_views} and {self.shift_ratio}"
+            )
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out is a share between 0 and 1, got {self.held_out}")
+        if min(self.epochs, self.batch_size, self.lr_epochs) < 1:
+            raise ValueError("epochs, batch_size and lr_epochs are at least 1")
+        rates = (*self.lr_candidates, *(rate for rate in (self.lr, self.end_lr) if rate is not None))
+        if not self.lr_candidates or min(rates) <= 0:
+            raise ValueError(f"learning rates are positive and lr_candidates not empty, got {rates}")
+
+    @property
+    def lowest_lr(self) -> float:
+        """The share of ``lr`` at the end: 1/20, as from 1e-4 to 5e-6."""
+        return 1 / 20
