@@ -24,7 +24,7 @@ class ComparedModel:
 
     Attributes:
         diagnosis: Of this model alone; its PCA pictures share the reference's colours if ``shared_pca``.
-        verdict: Against the reference: "cured", "better", "no gain", "changed", "mixed" or
+        verdict: Against the reference: "cured", "fewer artifacts", "no gain", "changed", "mixed" or
             "worse"; "reference" for the first.
         sentence: The numbers behind it.
         parameters: Of the module.

@@ -10,7 +10,15 @@ HALF = 0.5
 RISE = 1.5
 KEPT = 0.9
 UNCHANGED = 0.99
-RULES = {"at_most": HALF, "risen_from": RISE, "kept_from": KEPT, "unchanged_from": UNCHANGED, "sinks_from": SINK_MASS}
+STILL_THERE = 0.5
+RULES = {
+    "fell_to": HALF,
+    "risen_from": RISE,
+    "kept_from": KEPT,
+    "unchanged_from": UNCHANGED,
+    "sinks_from": SINK_MASS,
+    "denoised_below": STILL_THERE,
+}
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,7 @@ class Facts:
         others: Mean cosine to the reference in cells that are no outliers there.
         former: Mean cosine to the reference's denoised features in cells that are outliers there.
         cost: Time an image over the reference's.
+        cost_range: The lowest and the highest round.
         reason: Why features were not compared.
     """
 
@@ -31,12 +40,13 @@ class Facts:
     others: float | None = None
     former: float | None = None
     cost: float | None = None
+    cost_range: tuple[float, float] = (1.0, 1.0)
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A word ("cured", "better", "no gain", "changed", "mixed" or "worse") and the numbers in a sentence."""
+    """A word ("cured", "fewer artifacts", "no gain", "changed", "mixed", "worse"), and its numbers in a sentence."""
 
     verdict: str
     sentence: str
@@ -53,8 +63,8 @@ def judge(reference: Facts, model: Facts) -> Judgement:
     - no gain: none fell; also if there was nothing to cure.
     - changed: one fell, but the other patches do not keep a mean cosine of 0.9 to the reference.
     - cured: all that were there are gone, the other patches kept their features, and the former
-      outlier cells, where that was measured, came closer to the reference's denoised features.
-    - better: one fell, and one of the conditions of "cured" does not hold or is not known.
+      outlier cells, where that can be judged, came closer to the reference's denoised features.
+    - fewer artifacts: one fell, and one of the conditions of "cured" does not hold or is not known.
     """
     changes = [_change(reference.outlier_share, model.outlier_share, 0.0)]
     if reference.sink_mass is not None and model.sink_mass is not None:
@@ -62,7 +72,8 @@ def judge(reference: Facts, model: Facts) -> Judgement:
     verdict = _verdict(changes, reference, model)
     clauses = [*_amounts(changes, reference, model), *_features(reference, model)]
     if model.cost is not None:
-        clauses.append(f"{model.cost:.2f}x the cost")
+        low, high = model.cost_range
+        clauses.append(f"{model.cost:.2f}x the cost" + (" (within noise)" if low < 1 < high else ""))
     return Judgement(verdict, ", ".join(clauses))
 
 
@@ -97,16 +108,27 @@ def _verdict(changes: list[str], reference: Facts, model: Facts) -> str:
     if not fell:
         return "no gain"
     if model.others is None:
-        return "better"
+        return "fewer artifacts"
     if model.others < KEPT:
         return "changed"
     gone = all(change in ("gone", "absent") for change in changes)
-    return "cured" if gone and _recovered(reference, model) is not False else "better"
+    return "cured" if gone and _recovered(reference, model) is not False else "fewer artifacts"
+
+
+def holds_outliers(former: float | None) -> bool:
+    """Whether denoised features are no judge of former outlier cells, for they still hold the outliers.
+
+    Outliers that follow the content come back in every shifted view and stay in the mean.
+
+    Args:
+        former: Mean cosine of the reference's own features to its denoised ones in its outlier cells.
+    """
+    return former is not None and former >= STILL_THERE
 
 
 def _recovered(reference: Facts, model: Facts) -> bool | None:
-    """Whether former outlier cells came closer to denoised features; None if that was not measured."""
-    if reference.former is None or model.former is None:
+    """Whether former outlier cells came closer to denoised features; None if that cannot be judged."""
+    if reference.former is None or model.former is None or holds_outliers(reference.former):
         return None
     return model.former > reference.former
 
