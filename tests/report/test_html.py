@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from regista.report.html import FILE, code, write_report
+from regista.report.html import FILE, write_report
+from regista.report.templating import code
 from regista.results import RunFolder
 from tests.report.page import Page
 from tests.report.run_folders import FakeModel, make_run

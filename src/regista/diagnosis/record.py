@@ -117,6 +117,13 @@ def save_diagnoses(
         notes: For a reader of the record.
         weights: Hash of each model's weights, see ``regista.backbones.weights.weights_hash``.
     """
+    models = diagnosis_entries(run, found, weights)
+    skipped = [skipped for diagnosis in found[:1] for skipped in diagnosis.images["skipped"]]
+    run.update(models=models, config=config.to_dict() if config else {}, skipped=skipped, notes=list(notes))
+
+
+def diagnosis_entries(run: RunFolder, found: Sequence[Diagnosis], weights: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Write the arrays of several diagnoses; the entries for ``models``, which name them."""
     models: list[dict[str, Any]] = []
     for index, diagnosis in enumerate(found):
         name = f"arrays/{index:02d}"
@@ -124,5 +131,4 @@ def save_diagnoses(
         models.append({**diagnosis.to_dict(), "arrays": name})
         if weights:
             models[-1]["weights_hash"] = weights[index]
-    skipped = [skipped for diagnosis in found[:1] for skipped in diagnosis.images["skipped"]]
-    run.update(models=models, config=config.to_dict() if config else {}, skipped=skipped, notes=list(notes))
+    return models

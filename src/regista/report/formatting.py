@@ -74,3 +74,20 @@ def printable(text: str) -> str:
 def shortened(text: str, most: int) -> str:
     """The end of a long text: names of checkpoints differ there."""
     return text if len(text) <= most else "…" + text[1 - most :]
+
+
+def cosine_text(value: float | None) -> str:
+    """0.99834 -> "0.998"; "–" for None."""
+    return NONE if value is None else f"{value:.3f}"
+
+
+def cost_text(ratio: float | None) -> str:
+    """A ratio near 1 with two decimals: 1.0312 -> "1.03x"; "–" for None."""
+    return NONE if ratio is None else f"{ratio:.2f}x"
+
+
+def millions(number: float | None) -> str:
+    """5524416 -> "5.52 M"; small numbers in full; "–" for None."""
+    if number is None or number < 1e6:
+        return NONE if number is None else f"{number:,.0f}"
+    return f"{figure(number / 1e6)} M"

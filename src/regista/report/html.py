@@ -1,4 +1,4 @@
-"""The page of a diagnosis: one HTML file that holds everything and loads nothing."""
+"""The page of a run: one HTML file that holds everything and loads nothing."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from markupsafe import Markup
 
 from regista.report import figures, tables, wording
 from regista.report.advice import Advice, advise
 from regista.report.columns import further_gallery, main_gallery
+from regista.report.compare_page import render_comparison
 from regista.report.comparison import places_column, side_by_side
 from regista.report.entry import ModelEntry, number
 from regista.report.formatting import count, size_text
 from regista.report.gallery import Column, Gallery
 from regista.report.reading import DiagnosisRun, open_run
+from regista.report.templating import template
 from regista.results.writing import write_whole
 
 FILE = "report.html"
-TEMPLATES = Path(__file__).parent / "templates"
 # Pictured images a model, so that a page of many models stays small enough to be mailed.
 PICTURED = ((2, 8), (4, 4), (8, 2))
 
@@ -52,18 +52,18 @@ class ModelSection:
 
 
 def write_report(run_folder: Path) -> Path:
-    """Write ``report.html`` of a diagnosis into its run folder, in place of the one there.
+    """Write ``report.html`` of a diagnosis or a comparison into its run folder, in place of the one there.
 
     The same folder gives the same bytes. Pictures lie inside the file; it loads nothing.
 
     Args:
-        run_folder: What ``regista diagnose`` or ``regista demo`` wrote.
+        run_folder: What ``regista diagnose``, ``regista compare`` or ``regista demo`` wrote.
 
     Returns:
         Path of the page.
 
     Raises:
-        ValueError: if it is no run folder of a diagnosis, is damaged, or cannot be written.
+        ValueError: if it is no such run folder, is damaged, or cannot be written.
     """
     run = open_run(Path(run_folder))
     page = render(run).encode("utf-8")
@@ -82,6 +82,8 @@ def render(run: DiagnosisRun) -> str:
     Raises:
         ValueError: if arrays are missing or damaged.
     """
+    if run.record.kind == "comparison":
+        return render_comparison(run)
     arrays = [run.arrays(entry) for entry in run.entries]
     by_hand = number(run.record.config.get("cutoff")) is not None
     most = next((rows for models, rows in PICTURED if len(run.entries) <= models), 1)
@@ -90,15 +92,7 @@ def render(run: DiagnosisRun) -> str:
         for index, (entry, found) in enumerate(zip(run.entries, arrays, strict=True))
     ]
     several = len(sections) > 1
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["code"] = code
-    return environment.get_template("page.html.j2").render(
+    return template("page.html.j2").render(
         run=run,
         title=page_title(run),
         subtitle=subtitle(run),
@@ -135,14 +129,6 @@ def model_section(
         numbers=tables.all_numbers(entry),
         blocks=tables.by_block(entry),
         registers=tables.register_table(entry),
-    )
-
-
-def code(text: str) -> Markup:
-    """Escaped text, with `words between backticks` set as code."""
-    parts = str(text).split("`")
-    return Markup("").join(
-        Markup("<code>{}</code>").format(part) if index % 2 else part for index, part in enumerate(parts)
     )
 
 

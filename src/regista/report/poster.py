@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from matplotlib import colormaps, rc_context
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure
-from PIL import Image
 
+from regista.report.canvas import BAD, GOOD, INK, MUTED, Canvas, canvas, draw_norms, draw_outliers, draw_picture
 from regista.report.comparison import relative_norms
 from regista.report.entry import ModelEntry
 from regista.report.formatting import percent, times
 from regista.report.gallery import Arrays
-from regista.report.maps import Scale, border_lines, colour_bytes, dimmed, norm_scale
+from regista.report.maps import colour_bytes, norm_scale
 from regista.report.reading import open_run
-from regista.results.writing import write_whole
 
-WIDTH, HEIGHT, DOTS = 1600, 880, 100
+WIDTH, HEIGHT = 1600, 880
 SIDE, LEFT, TOP, GAP = 330, 216, 96, 14
-INK, MUTED, GOOD, BAD, FOUND = "#1d2126", "#5c6570", "#0b7a5e", "#c8371b", "#ff3d1f"
 NEEDED = ("thumbnails", "norm_maps", "outlier_masks", "pca_maps")
 HEADINGS = (
     ("Photo", "as the model saw it"),
@@ -62,95 +54,40 @@ def demo_picture(run_folder: Path, path: Path, *, image: int | None = None) -> P
     index = int(chosen[1][1]["outlier_masks"][:count].sum((1, 2)).argmax()) if image is None else image
     if not 0 <= index < count:
         raise ValueError(f"image {index} of {count} pictured ones (counted from 0)")
-    figure = _drawn(chosen, index)
-
-    def write(partial: Path) -> None:
-        figure.savefig(partial, format="png", dpi=DOTS, metadata={"Software": None})
-
-    write_whole(Path(path), write)
-    return Path(path)
+    return _drawn(chosen, index).save(Path(path))
 
 
-def _drawn(chosen: Sequence[tuple[ModelEntry, Arrays]], index: int) -> Figure:
+def _drawn(chosen: Sequence[tuple[ModelEntry, Arrays]], index: int) -> Canvas:
     relative = relative_norms([entry for entry, _ in chosen], [arrays["norm_maps"] for _, arrays in chosen])
     scale = norm_scale(np.concatenate([values[index].ravel() for values in relative]), 1.0)
-    with rc_context({"text.parse_math": False, "font.family": "DejaVu Sans"}):
-        figure = Figure(figsize=(WIDTH / DOTS, HEIGHT / DOTS), facecolor="white")
-        FigureCanvasAgg(figure)
+    with canvas(WIDTH, HEIGHT) as drawn:
         for column, (heading, below) in enumerate(HEADINGS):
-            _text(figure, _x(column), 34, heading, 16, INK, weight="bold")
-            _text(figure, _x(column), 66, below, 11, MUTED)
+            drawn.text(_x(column), 34, heading, 16, INK, weight="bold")
+            drawn.text(_x(column), 66, below, 11, MUTED)
         for row, ((entry, arrays), values) in enumerate(zip(chosen, relative, strict=True)):
-            _label(figure, row, entry)
-            for column, picture in enumerate(_pictures(arrays, values, index, scale)):
-                axes = figure.add_axes(_box(_x(column), _y(row), SIDE, SIDE))
-                axes.axis("off")
-                axes.set_facecolor("white")
-                picture(axes)
-        _bar(figure, scale)
-    return figure
+            _label(drawn, row, entry)
+            photo, mask = arrays["thumbnails"][index], arrays["outlier_masks"][index].astype(bool)
+            axes = [drawn.axes(_x(column), _y(row), SIDE, SIDE) for column in range(len(HEADINGS))]
+            draw_picture(axes[0], photo, mask.shape, smooth=True)
+            draw_norms(axes[1], values[index], mask, scale)
+            draw_outliers(axes[2], photo, mask)
+            draw_picture(axes[3], colour_bytes(arrays["pca_maps"][index]), mask.shape)
+        drawn.colour_bar(scale, _x(1), _y(1) + SIDE + 20, SIDE, "norm / median")
+    return drawn
 
 
-def _pictures(arrays: Arrays, relative: np.ndarray, index: int, scale: Scale) -> list[Callable[[Axes], None]]:
-    photo, mask = (
-        Image.fromarray(np.ascontiguousarray(arrays["thumbnails"][index])),
-        arrays["outlier_masks"][index].astype(bool),
-    )
-    rows, cols = mask.shape
-    extent = (0.0, float(cols), float(rows), 0.0)
-
-    def shown(picture: np.ndarray, *, nearest: bool = True) -> Callable[[Axes], None]:
-        def draw(axes: Axes) -> None:
-            axes.imshow(picture, extent=extent, interpolation="nearest" if nearest else "lanczos")
-
-        return draw
-
-    def norms(axes: Axes) -> None:
-        shown(colormaps[scale.colours](scale.place(relative[index])))(axes)
-        axes.add_collection(LineCollection(border_lines(mask), colors="#3ff0ff", linewidths=0.9))
-
-    def outliers(axes: Axes) -> None:
-        shown(np.asarray(dimmed(photo).convert("RGB")), nearest=False)(axes)
-        colour = np.zeros((rows, cols, 4))
-        colour[mask] = (1.0, 0.24, 0.12, 0.75)
-        shown(colour)(axes)
-        axes.add_collection(LineCollection(border_lines(mask), colors=FOUND, linewidths=1.2))
-
-    return [shown(np.asarray(photo), nearest=False), norms, outliers, shown(colour_bytes(arrays["pca_maps"][index]))]
-
-
-def _label(figure: Figure, row: int, entry: ModelEntry) -> None:
+def _label(drawn: Canvas, row: int, entry: ModelEntry) -> None:
     sick = entry.verdict != "clean"
     top = _y(row) + 112
-    _text(figure, 30, top, entry.model, 13, INK, weight="bold")
-    _text(figure, 30, top + 34, "Artifacts" if sick else "Clean", 19, BAD if sick else GOOD, weight="bold")
+    drawn.text(30, top, entry.model, 13, INK, weight="bold")
+    drawn.text(30, top + 34, "Artifacts" if sick else "Clean", 19, BAD if sick else GOOD, weight="bold")
     lines = ["no outlier norms"]
     if sick:
         lines = [f"{percent(entry.share)} of patches,", f"{times(entry.ratio)} the median"]
         lines += [] if entry.onset_block is None else [f"from block {entry.onset_block} on"]
         lines += ["planted on purpose"] if entry.planted is not None else []
     for number, line in enumerate(lines):
-        _text(figure, 30, top + 74 + 23 * number, line, 11, MUTED)
-
-
-def _bar(figure: Figure, scale: Scale) -> None:
-    """The colour bar under the norms."""
-    top = _y(1) + SIDE + 20
-    axes = figure.add_axes(_box(_x(1), top, SIDE, 14))
-    axes.imshow(colormaps[scale.colours](np.linspace(0, 1, 256))[None], aspect="auto", extent=(0, 100, 0, 1))
-    axes.axis("off")
-    for place, label in scale.ticks():
-        _text(figure, _x(1) + SIDE * place / 100, top + 24, label, 10, MUTED, ha="center")
-    _text(figure, _x(1) + SIDE / 2, top + 44, "norm / median" + (" (log)" if scale.log else ""), 10, MUTED, ha="center")
-
-
-def _text(figure: Figure, x: float, y: float, text: str, size: float, colour: str, **options: Any) -> None:
-    """Text with its upper left corner at (x, y) pixels from the upper left corner of the picture."""
-    figure.text(x / WIDTH, 1 - y / HEIGHT, text, fontsize=size, color=colour, va="top", **options)
-
-
-def _box(x: float, y: float, width: float, height: float) -> tuple[float, float, float, float]:
-    return x / WIDTH, 1 - (y + height) / HEIGHT, width / WIDTH, height / HEIGHT
+        drawn.text(30, top + 74 + 23 * number, line, 11, MUTED)
 
 
 def _x(column: int) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from regista.report.entry import ModelEntry, read_entry
 from regista.results import RunFolder, RunRecord
 
-KINDS = ("diagnosis", "demo", "checkpoints")
+KINDS = ("diagnosis", "comparison", "demo", "checkpoints")
 SHAPES = {
     "thumbnails": 4,
     "norm_maps": 3,
