@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from regista.cli import compare, demo, diagnose, doctor, extract, fix, inspect, report
+from regista.cli import ablate, compare, demo, diagnose, doctor, extract, fix, inspect, report
 
 app = typer.Typer(
     name="regista",
@@ -26,6 +26,7 @@ app.command("inspect")(inspect.command)
 app.command("diagnose")(diagnose.command)
 app.command("fix")(fix.command)
 app.command("compare", cls=compare.ImagesCommand)(compare.command)
+app.command("ablate")(ablate.command)
 app.command("extract")(extract.command)
 app.command("report")(report.command)
 app.command("doctor")(doctor.command)
