@@ -35,7 +35,9 @@ def test_no_folder_and_no_run(tmp_path: Path) -> None:
 
 def test_foreign_kind(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", kind="training")
-    with pytest.raises(ValueError, match=r"kind 'training'.*diagnosis, comparison, demo, checkpoints.*regista diagnose"):
+    with pytest.raises(
+        ValueError, match=r"kind 'training'.*diagnosis, comparison, demo, checkpoints.*regista diagnose"
+    ):
         open_run(tmp_path / "run")
 
 

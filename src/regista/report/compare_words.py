@@ -47,7 +47,11 @@ def comparison_title(models: Sequence[ComparedEntry]) -> str:
     """How many models and what became of them: "demo-planted against 2 models: 1 cured, 1 no gain"."""
     others = [model.verdict for model in models if not model.reference]
     phrase = {"fewer artifacts": "with fewer artifacts"}
-    said = [f"{others.count(word)} {phrase.get(word, word)}" for word in [*MEANINGS, *sorted({*others} - {*MEANINGS})] if word in others]
+    said = [
+        f"{others.count(word)} {phrase.get(word, word)}"
+        for word in [*MEANINGS, *sorted({*others} - {*MEANINGS})]
+        if word in others
+    ]
     if len(others) == 1:
         return f"Against {models[0].entry.model}: {others[0]}"
     return f"{len(others)} models against {models[0].entry.model}: {', '.join(said)}"
