@@ -27,7 +27,7 @@ import torch
 import regista
 from regista.backbones.base import Backbone
 from regista.backbones.register_neurons import RegisterNeurons, prefix_segments
-from regista.diagnosis.outlier_rule import OutlierRule
+from regista.diagnosis.known_outliers import OutlierRule
 from regista.methods.test_time import find_register_neurons
 from regista.methods.test_time.neurons import neuron_scores
 

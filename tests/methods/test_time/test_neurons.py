@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regista.backbones.tiny import tiny_vit
 from regista.diagnosis.config import DiagnosisConfig
-from regista.diagnosis.outlier_rule import OutlierRule
+from regista.diagnosis.known_outliers import OutlierRule
 from regista.methods.test_time import find_register_neurons, neurons
 from regista.methods.test_time.neurons import neuron_scores, top_neurons
 from tests.backbones.probes import randomise, unchanged

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regista.backbones.base import Backbone
 from regista.data.images import find_images
-from regista.diagnosis.outlier_rule import OutlierRule, outlier_rule
+from regista.diagnosis.known_outliers import OutlierRule, outlier_rule
 from regista.methods.phreg.config import PhregConfig
 from regista.methods.phreg.denoising import denoise
 from regista.methods.phreg.distilling import split

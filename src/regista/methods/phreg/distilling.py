@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from regista.backbones.base import Backbone
-from regista.diagnosis.outlier_rule import OutlierRule, outlier_rule
+from regista.diagnosis.known_outliers import OutlierRule, outlier_rule
 from regista.methods.phreg.computing import compute_targets, image_views
 from regista.methods.phreg.config import PhregConfig
 from regista.methods.phreg.crops import CropDataset

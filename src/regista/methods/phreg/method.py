@@ -13,10 +13,10 @@ import torch
 
 from regista.backbones.base import Backbone
 from regista.data.images import find_images
+from regista.methods.phreg.clip_patches import is_clip, read_outs
 from regista.methods.phreg.config import PhregConfig
 from regista.methods.phreg.denoised import DenoisedViews
 from regista.methods.phreg.distilling import distil, gather
-from regista.methods.phreg.read_outs import is_clip, read_outs
 from regista.methods.phreg.student import first_registers
 from regista.methods.protocol import Method, Progress, State, Workspace
 

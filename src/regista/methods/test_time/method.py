@@ -12,7 +12,7 @@ from regista.backbones.attention_bias import AttentionBias
 from regista.backbones.base import Backbone
 from regista.backbones.register_neurons import RegisterNeurons, prefix_segments
 from regista.diagnosis.config import DiagnosisConfig
-from regista.diagnosis.outlier_rule import OutlierRule, outlier_count, outlier_rule
+from regista.diagnosis.known_outliers import OutlierRule, outlier_count, outlier_rule
 from regista.diagnosis.source import ImageSource
 from regista.methods.protocol import Method, Progress, State, Workspace
 from regista.methods.test_time.config import TestTimeConfig

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from regista.backbones.base import Backbone
 from regista.diagnosis.config import DiagnosisConfig
+from regista.diagnosis.known_outliers import OutlierRule, outlier_rule
 from regista.diagnosis.measuring import token_norms
-from regista.diagnosis.outlier_rule import OutlierRule, outlier_rule
 from regista.diagnosis.source import ImageSource
 from regista.tokens import TokenLayout
 
