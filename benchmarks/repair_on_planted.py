@@ -26,7 +26,7 @@ REPAIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "neighbour_average": ("neighbour_average", {}),
     "neighbour_average, gaussian": ("neighbour_average", {"kernel": "gaussian"}),
     "sinder": ("sinder", {}),
-    "sinder, normed": ("sinder", {"inputs": "normed"}),
+    "sinder, unit": ("sinder", {"inputs": "unit"}),
     "sinder, border and single tokens too": ("sinder", {"ignore_border": False, "min_tokens": 1}),
 }
 

@@ -14,7 +14,7 @@ from regista.layers.singular_defect import LinearBlock, defect_directions
 
 @torch.no_grad()
 def model_directions(
-    backbone: Backbone, *, num_samples: int = 100_000, seed: int = 0, inputs: Literal["unit", "normed"] = "unit"
+    backbone: Backbone, *, num_samples: int = 100_000, seed: int = 0, inputs: Literal["unit", "normed"] = "normed"
 ) -> Tensor:
     """Defect direction after each block (2407.16826, section 3): (depth, D) float32, unit norm.
 
