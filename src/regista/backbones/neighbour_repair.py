@@ -143,23 +143,16 @@ class NeighbourRepair(Addition):
         self._pending: dict[int, list[tuple[int, int]]] = {}  # thread -> grids of calls that have not reached the block
         self._reached: tuple[int, int] | None = None  # grid of the call that did so last
 
-    @property
-    def child_name(self) -> str:
-        """One for each block and rule."""
-        return f"{super().child_name}_{self.block}_{self.rule.kind}"
-
     def hang(self, backbone: Backbone) -> None:
         """On the patch convolution and the block.
 
         Raises:
-            ValueError: for a block the model does not have, one that is repaired already, a model
-                without a patch convolution, or tokens behind the patches.
+            ValueError: for a block the model does not have, a model without a patch convolution, or
+                tokens behind the patches.
         """
         sites = backbone.block_sites()
         if not 0 <= self.block < len(sites):
             raise ValueError(f"{backbone.name} has blocks 0 to {len(sites) - 1}, got {self.block}")
-        if any(addition.child_name == self.child_name for addition in backbone.additions):
-            raise ValueError(f"{backbone.name}: block {self.block} is repaired by a {self.rule.kind} rule already")
         projection = backbone.patch_projection()
         if projection is None:
             raise ValueError(f"{backbone.name} has no patch convolution that would tell the grid of a call")

@@ -42,7 +42,10 @@ class Last(Method):
     def apply(self, backbone: Backbone, state: State) -> Backbone:
         """A copy whose ``global_vector`` is the pooling; one that was there before is replaced."""
         new = copy.deepcopy(backbone)
-        new.additions = [addition for addition in new.additions if not isinstance(addition, SelectiveReadOut)]
+        for name, child in list(new.module.named_children()):
+            if isinstance(child, SelectiveReadOut):
+                delattr(new.module, name)
+                new.additions.remove(child)
         new.add(SelectiveReadOut(state.record["k"], state.record["variant"], float(state.record["eps"])))
         return new
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regista.backbones.base import Backbone
-from regista.backbones.block_parts import block_parts
+from regista.backbones.block_weights import block_parts
 from regista.layers.last_block import KEEPS_RESIDUAL, LastBlock, last_block_attention
 
 ReadOut = Callable[[Backbone, Tensor], Tensor]

@@ -23,7 +23,7 @@ class SinderConfig:
         batch_size: Images a forward.
     """
 
-    inputs: Literal["unit", "normed"] = "normed"
+    inputs: Literal["unit", "normed"] = "unit"
     num_samples: int = 100_000
     seed: int = 0
     num_deviations: float = 4.0

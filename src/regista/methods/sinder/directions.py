@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from regista.backbones.base import Backbone, evaluation_mode
-from regista.backbones.block_parts import BlockParts, block_parts
+from regista.backbones.block_weights import BlockParts, block_parts
 from regista.layers.singular_defect import LinearBlock, defect_directions
 
 
 @torch.no_grad()
 def model_directions(
-    backbone: Backbone, *, num_samples: int = 100_000, seed: int = 0, inputs: Literal["unit", "normed"] = "normed"
+    backbone: Backbone, *, num_samples: int = 100_000, seed: int = 0, inputs: Literal["unit", "normed"] = "unit"
 ) -> Tensor:
     """Defect direction after each block (2407.16826, section 3): (depth, D) float32, unit norm.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regista.backbones.base import Backbone, evaluation_mode
-from regista.backbones.block_parts import BlockParts, block_parts
+from regista.backbones.block_weights import BlockParts, block_parts
 from regista.backbones.live import from_module
 from tests.backbones.probes import close, pictures, randomise
 
