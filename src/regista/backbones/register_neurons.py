@@ -90,7 +90,7 @@ class RegisterNeurons(Addition):
             parts["cls"] = layout.take(chosen, "cls")
         kept = layout.count("registers") - self.num_test_time
         received = value.expand(-1, self.num_test_time, -1)
-        silent, _ = parts["registers"].split([kept, self.num_test_time], -2)
+        silent, _ = torch.split(parts["registers"], [kept, self.num_test_time], -2)
         parts["registers"] = torch.cat([silent, received], -2)
         return hidden.index_copy(-1, units, layout.join(parts))
 
