@@ -90,7 +90,8 @@ class RegisterNeurons(Addition):
             parts["cls"] = layout.take(chosen, "cls")
         kept = layout.count("registers") - self.num_test_time
         received = value.expand(-1, self.num_test_time, -1)
-        parts["registers"] = torch.cat([parts["registers"].narrow(-2, 0, kept), received], -2)
+        silent, _ = torch.split(parts["registers"], [kept, self.num_test_time], -2)
+        parts["registers"] = torch.cat([silent, received], -2)
         return hidden.index_copy(-1, units, layout.join(parts))
 
     def _layout(self, length: int) -> TokenLayout:

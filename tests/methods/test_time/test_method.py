@@ -113,11 +113,11 @@ def test_models_of_other_libraries(kind: str, form: str) -> None:
 @pytest.mark.parametrize(
     ("left", "wanted"),
     [
-        ({}, 1),  # the gap's one neuron is enough
-        ({1: 20}, 10),
-        ({1: 20, 10: 15, 20: 3}, 45),
-        ({1: 20, 10: 15, 20: 2}, 20),  # a tenth of twenty may be left
-        ({1: 20, 10: 9, 20: 12, 45: 9, 100: 30}, 10),  # none is enough: the fewest of the best
+        ({}, 2),  # the two above the gap are enough
+        ({2: 20}, 10),
+        ({2: 20, 10: 15, 20: 3}, 45),
+        ({2: 20, 10: 15, 20: 2}, 20),  # a tenth of twenty may be left
+        ({2: 20, 10: 9, 20: 12, 45: 9, 100: 30}, 10),  # none is enough: the fewest of the best
     ],
 )
 def test_the_fewest_neurons_that_are_enough(

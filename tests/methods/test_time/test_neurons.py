@@ -126,19 +126,17 @@ def test_half_precision_is_summed_in_float32(sick: Any, images: Tensor) -> None:
 
 
 @pytest.mark.parametrize("last_block", [None, 2, 3])
-def test_a_planted_neuron_is_on_top(sick: Any, images: Tensor, last_block: int | None) -> None:
-    """Of the planted pair, one unit fires a step above the other on outliers."""
+def test_the_planted_neurons_are_on_top(sick: Any, images: Tensor, last_block: int | None) -> None:
     with unchanged(sick.module):
         found = find_register_neurons(sick, images, last_block=last_block)
-    (first, *_) = found
-    assert first[0] == sick.planted.block
-    assert first[1] in sick.planted.neurons
-    assert len(found) == 1  # it stands far above the rest
+    assert {neuron[:2] for neuron in found} == {(sick.planted.block, unit) for unit in sick.planted.neurons}
+    more = find_register_neurons(sick, images, last_block=last_block, top_k=3)
+    assert more[1][2] > 10 * more[2][2]
 
 
 def test_the_result_does_not_depend_on_batches(sick: Any, images: Tensor) -> None:
     one, all_at_once = (find_register_neurons(sick, images, top_k=12, batch_size=size) for size in (1, 7))
-    assert [neuron[:2] for neuron in one] == [neuron[:2] for neuron in all_at_once]
+    assert {neuron[:2] for neuron in one} == {neuron[:2] for neuron in all_at_once}  # the first two are level
     assert [neuron[2] for neuron in one] == pytest.approx([neuron[2] for neuron in all_at_once], rel=1e-5)
     scores = [score for *_, score in one]
     assert scores == sorted(scores, reverse=True)
@@ -165,7 +163,7 @@ def test_images_come_in_any_form(sick: Any, tmp_path: Path) -> None:
     assert wanted[0][1] in sick.planted.neurons
     for form, given in forms.items():
         found = find_register_neurons(sick, given, top_k=5)
-        assert [neuron[:2] for neuron in found] == [neuron[:2] for neuron in wanted], form
+        assert {neuron[:2] for neuron in found} == {neuron[:2] for neuron in wanted}, form
         assert [neuron[2] for neuron in found] == pytest.approx([neuron[2] for neuron in wanted], rel=1e-4), form
 
 

@@ -11,8 +11,7 @@ class TrainedConfig:
 
     Attributes:
         registers: How many register tokens are inserted; 4 in the paper. 0 changes nothing.
-        std: Of their random initialisation, as a share of the model's own scale: 1 gives tokens
-            of the length of the patch embedding's typical token over sqrt(D) a channel.
+        std: Of their random initialisation, over sqrt(D) a channel: registers are about so long.
         seed: Of the initialisation.
     """
 
