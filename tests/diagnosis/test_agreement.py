@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regista.backbones.base import Backbone
 from regista.backbones.tiny import tiny_vit
-from regista.diagnosis.agreement import agreement, compare_features, why_not
+from regista.diagnosis.agreement import compare_features, split_agreement, why_not
 from regista.diagnosis.config import DiagnosisConfig
 from regista.diagnosis.source import ImageSource
 from regista.tokens import TokenLayout
@@ -34,13 +34,13 @@ def compared(models: list[Any], pixels: Tensor, outliers: Tensor, batch_size: in
 def test_statistics_of_two_kinds_of_cells() -> None:
     draw = np.random.default_rng(0)
     cosine, outliers, valid = draw.uniform(-1, 1, (3, 5, 7)), draw.random((3, 5, 7)) < 0.2, draw.random((3, 5, 7)) < 0.8
-    found = agreement(*(torch.from_numpy(values) for values in (cosine, outliers, valid)))
+    found = split_agreement(*(torch.from_numpy(values) for values in (cosine, outliers, valid)))
     for likeness, cells in ((found.former_outliers, outliers & valid), (found.others, valid & ~outliers)):
         assert likeness is not None
         assert likeness.mean == pytest.approx(cosine[cells].mean())
         assert likeness.p05 == pytest.approx(np.quantile(cosine[cells], 0.05))
         assert likeness.cells == cells.sum()
-    nothing = agreement(torch.ones(1, 2, 2), torch.zeros(1, 2, 2, dtype=torch.bool), torch.ones(1, 2, 2).bool())
+    nothing = split_agreement(torch.ones(1, 2, 2), torch.zeros(1, 2, 2, dtype=torch.bool), torch.ones(1, 2, 2).bool())
     assert nothing.former_outliers is None
     assert nothing.others is not None
     assert nothing.to_dict()["others"] == {"mean": 1.0, "p05": 1.0, "cells": 4}

@@ -80,6 +80,17 @@ def test_damaged_records(tmp_path: Path) -> None:
     assert "cured-model: cured" in comparison_text(entry)
 
 
+@pytest.mark.parametrize(
+    ("rounds", "noise"), [([0.98, 1.03], True), ([1.01, 1.05], False), ([0.7, 0.9], False), ([], False), ("?", False)]
+)
+def test_noise_is_a_cost_on_both_sides_of_one(tmp_path: Path, rounds: object, noise: bool) -> None:
+    entry = record(tmp_path, "reference", "cured")
+    models = entry["models"]
+    assert isinstance(models, list)
+    models[1]["comparison"]["throughput"]["cost_range"] = rounds
+    assert read_compared(models)[1].cost_is_noise is noise
+
+
 def test_numbers_as_people_read_them() -> None:
     assert [cosine_text(value) for value in (None, 0.99834, -0.02)] == ["–", "0.998", "-0.020"]
     assert [cost_text(value) for value in (None, 1.0312, 0.5)] == ["–", "1.03x", "0.50x"]

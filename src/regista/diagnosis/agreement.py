@@ -67,7 +67,7 @@ class FeatureComparison:
     pictured: Tensor | None = field(default=None, repr=False)
 
 
-def agreement(cosine: Tensor, outliers: Tensor, valid: Tensor) -> Agreement:
+def split_agreement(cosine: Tensor, outliers: Tensor, valid: Tensor) -> Agreement:
     """Statistics of a cosine in the reference's outlier cells and in the others.
 
     Args:
@@ -151,9 +151,9 @@ def compare_features(
 def _conclude(comparison: FeatureComparison, store: ArrayStore, outliers: Tensor) -> None:
     valid = store.get("valid") > 0.5
     if "raw" in store:
-        comparison.to_reference = agreement(store.get("raw"), outliers, valid)
+        comparison.to_reference = split_agreement(store.get("raw"), outliers, valid)
     if "denoised" in store:
-        comparison.to_denoised = agreement(store.get("denoised"), outliers, valid)
+        comparison.to_denoised = split_agreement(store.get("denoised"), outliers, valid)
 
 
 def _denoised(denoise: Denoise | None, backbone: Backbone, pixels: Tensor, raw: Tensor) -> Tensor | None:

@@ -23,7 +23,7 @@ INK, MUTED, GOOD, BAD, FOUND = "#1d2126", "#5c6570", "#0b7a5e", "#c8371b", "#ff3
 
 
 class Canvas:
-    """A white picture of ``width`` x ``height`` pixels; made by ``canvas``."""
+    """A white picture of ``width`` x ``height`` pixels; made by ``blank_canvas``."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width = width
@@ -62,7 +62,7 @@ class Canvas:
 
 
 @contextmanager
-def canvas(width: int, height: int) -> Iterator[Canvas]:
+def blank_canvas(width: int, height: int) -> Iterator[Canvas]:
     """A canvas, with the letters that posters are set in, whatever the user's settings."""
     with rc_context({"text.parse_math": False, "font.family": "DejaVu Sans"}):
         yield Canvas(width, height)

@@ -62,6 +62,12 @@ class ComparedEntry:
         known = self.others is not None or self.verdict != "fewer artifacts"  # of an unlike model that is no praise
         return TONES.get(self.verdict, "") if known else ""
 
+    @property
+    def cost_is_noise(self) -> bool:
+        """Whether rounds lie on both sides of 1, so that the cost says nothing."""
+        low, high = (*self.cost_range, None, None)[:2]
+        return low is not None and high is not None and low < 1 < high
+
 
 def read_compared(records: Sequence[Mapping[str, Any]]) -> list[ComparedEntry]:
     """The models of a comparison, from ``models`` of ``Comparison.to_dict()`` or of a run folder.

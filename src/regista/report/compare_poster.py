@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from regista.report.canvas import BAD, GOOD, INK, MUTED, Canvas, canvas, draw_norms, draw_outliers, draw_picture
+from regista.report.canvas import BAD, GOOD, INK, MUTED, Canvas, blank_canvas, draw_norms, draw_outliers, draw_picture
 from regista.report.compare_entry import ComparedEntry, read_compared
 from regista.report.compare_pictures import compared_norms
 from regista.report.formatting import cosine_text, cost_text, percent, shortened, times
@@ -58,7 +58,7 @@ def comparison_picture(run_folder: Path, path: Path, *, image: int | None = None
 def _drawn(models: Sequence[ComparedEntry], arrays: Sequence[Arrays], index: int) -> Canvas:
     relative = compared_norms(models, arrays)
     scale = norm_scale(np.concatenate([values[index].ravel() for values in relative]), 1.0)
-    with canvas(WIDTH, round(_y(len(models)) + BELOW)) as drawn:
+    with blank_canvas(WIDTH, round(_y(len(models)) + BELOW)) as drawn:
         for column, (heading, below) in enumerate(HEADINGS):
             drawn.text(_x(column), 34, heading, 16, INK, weight="bold")
             drawn.text(_x(column), 66, below, 11, MUTED)
@@ -77,7 +77,7 @@ def _drawn(models: Sequence[ComparedEntry], arrays: Sequence[Arrays], index: int
 
 def _label(drawn: Canvas, row: int, model: ComparedEntry) -> None:
     entry = model.entry
-    name = textwrap.wrap(shortened(entry.model, 60), 22, break_long_words=True) or [""]
+    name = textwrap.wrap(shortened(entry.model, 60), 20, break_long_words=True) or [""]
     word, colour = model.verdict, {"good": GOOD, "bad": BAD}.get(model.tone, INK)
     if model.reference:
         word, colour = (entry.verdict, GOOD if entry.verdict == "clean" else BAD)
@@ -102,7 +102,9 @@ def _lines(model: ComparedEntry) -> list[str]:
         lines.append(f"other patches: cosine {cosine_text(model.others.mean)}")
     if entry.num_register_tokens:
         lines.append(f"{entry.num_register_tokens} register" + ("s" if entry.num_register_tokens > 1 else ""))
-    return lines + ([f"{cost_text(model.cost)} the cost"] if model.cost is not None else [])
+    if model.cost is not None:
+        lines.append(f"{cost_text(model.cost)} the cost" + (", within noise" if model.cost_is_noise else ""))
+    return lines
 
 
 def _x(column: int) -> float:

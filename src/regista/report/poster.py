@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from regista.report.canvas import BAD, GOOD, INK, MUTED, Canvas, canvas, draw_norms, draw_outliers, draw_picture
+from regista.report.canvas import BAD, GOOD, INK, MUTED, Canvas, blank_canvas, draw_norms, draw_outliers, draw_picture
 from regista.report.comparison import relative_norms
 from regista.report.entry import ModelEntry
 from regista.report.formatting import percent, times
@@ -60,7 +60,7 @@ def demo_picture(run_folder: Path, path: Path, *, image: int | None = None) -> P
 def _drawn(chosen: Sequence[tuple[ModelEntry, Arrays]], index: int) -> Canvas:
     relative = relative_norms([entry for entry, _ in chosen], [arrays["norm_maps"] for _, arrays in chosen])
     scale = norm_scale(np.concatenate([values[index].ravel() for values in relative]), 1.0)
-    with canvas(WIDTH, HEIGHT) as drawn:
+    with blank_canvas(WIDTH, HEIGHT) as drawn:
         for column, (heading, below) in enumerate(HEADINGS):
             drawn.text(_x(column), 34, heading, 16, INK, weight="bold")
             drawn.text(_x(column), 66, below, 11, MUTED)
