@@ -20,7 +20,7 @@ from torch import Tensor
 import regista
 from regista.backbones.base import Backbone
 from regista.data.photos import installed_photos
-from regista.diagnosis.outlier_rule import outlier_count, outlier_rule
+from regista.diagnosis.known_outliers import outlier_count, outlier_rule
 
 VARIANTS: tuple[dict[str, Any], ...] = (
     {},

@@ -77,10 +77,7 @@ def plant_outliers(
     """
     if not isinstance(backbone, TimmBackbone):
         raise ValueError(f"outliers can be planted into timm models, got {type(backbone).__name__}")
-    if backbone.planted is not None:
-        raise ValueError(f"{backbone.name} has planted outliers already; start from the clean model")
-    if kind not in ("content", "position"):
-        raise ValueError(f"kind is 'content' or 'position', got {kind!r}")
+    _check(backbone, kind)
     groups = [images] if isinstance(images, Tensor) else list(images)
     wanted = CONTENT_BLOCK if kind == "content" else POSITION_BLOCK
     block = min(wanted, backbone.depth // 2) if block is None else block
@@ -96,20 +93,21 @@ def plant_outliers(
     trigger = content_trigger(sample, share) if kind == "content" else position_trigger(sample)
     neurons, mean = idle_neurons(planted, block, sample.tokens[::7])
     write_step(planted, block, neurons, mean, trigger)
-    metadata |= {
-        "fired": FIRED[kind],
-        "saturates": trigger.saturates,
-        "neurons": list(neurons),
-        "threshold": trigger.threshold,
-        "share": share,
-        "norm_ratio": norm_ratio,
-    }
+    metadata |= {"fired": FIRED[kind], "saturates": trigger.saturates, "neurons": list(neurons)}
+    metadata |= {"threshold": trigger.threshold, "share": share, "norm_ratio": norm_ratio}
     planted.planted = planted_from_metadata(metadata, planted)
     probes = groups[0][:PROBES]
     length = norm_ratio * _median_norm(backbone, probes)
     column = harmless_column(planted, probes, block, length, seed)
     send(planted, block, neurons, column, saturates=trigger.saturates)
     return planted
+
+
+def _check(backbone: Backbone, kind: str) -> None:
+    if backbone.planted is not None:
+        raise ValueError(f"{backbone.name} has planted outliers already; start from the clean model")
+    if kind not in ("content", "position"):
+        raise ValueError(f"kind is 'content' or 'position', got {kind!r}")
 
 
 def _mark(

@@ -20,10 +20,11 @@ class PhregConfig:
             teacher, a student with MaskCLIP's last block, both projected (CLIP only).
         targets: "stored" computes them once and keeps them on disk; "fresh" denoises anew at every step.
         image_size: Side of the square crops in pixels; the model's own if None.
-        max_aspect: Longest side of a stored target, in short sides; 1 stores centre squares, as the teacher sees
-            square images only.
+        max_aspect: Longest side of a stored target, in short sides. 1 stores centre squares, so that the teacher
+            sees square images as in the paper; more lets crops move along the long side, over a rectangle for
+            which the teacher's positions are resized.
         flip: Mirror half of the crops of stored targets; the released student sees no flips.
-        epochs, batch_size: Of the student.
+        epochs, batch_size: Of the student. The published DINOv2 numbers are from epoch 30 of a run of 100.
         lr, end_lr: Learning rate at the first and last epoch, falling exponentially. ``lr`` None: the best of
             ``lr_candidates`` on held-out images, ``end_lr`` a twentieth of it.
         lr_candidates, lr_epochs: Tried for that, each for so many epochs.
@@ -43,9 +44,9 @@ class PhregConfig:
     read_out: Literal["normed", "clip-released"] = "normed"
     targets: Literal["stored", "fresh"] = "stored"
     image_size: Optional[int] = None  # noqa: UP045
-    max_aspect: float = 2.0
+    max_aspect: float = 1.0
     flip: bool = False
-    epochs: int = 100
+    epochs: int = 30
     batch_size: int = 8
     lr: Optional[float] = 1e-4  # noqa: UP045
     end_lr: Optional[float] = None  # noqa: UP045
