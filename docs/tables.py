@@ -23,6 +23,8 @@ KNOWN = {
     "phreg": ("registers for a pretrained ViT, by self-distillation from its own denoised features", "2505.21501"),
     "reap": ("random registers and cluster replacement, for few-shot learning across domains", "2506.02843"),
     "rats": ("attention through registers: compress, communicate, broadcast; parts emerge", "2606.14701"),
+    "neighbour_average": ("baseline: outlier tokens become the mean of their neighbours", ""),
+    "sinder": ("baseline: tokens along a singular defect direction are smoothed, untrained", "2407.16826"),
     "last": ("selective aggregation of patches instead of the CLS read-out", "2602.22394"),
 }
 PLANNED_COMMANDS = {
