@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from regista.backbones.base import Backbone
+from regista.data.images import find_images
 from regista.diagnosis.config import DiagnosisConfig
 from regista.diagnosis.examination import diagnose
 from regista.diagnosis.measuring import token_norms
 from regista.diagnosis.source import ImageSource
+
+SAMPLED = 32
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,22 @@ def outlier_rule(
         )
     count = int(found.outliers.sum())
     return OutlierRule(found.outlier_block, found.cutoff, found.onset_block, count, found.share)
+
+
+def some_of(images: Any, most: int = SAMPLED) -> Any:
+    """At most so many of the images, evenly spread; what ``outlier_rule`` needs is seen on a few dozen.
+
+    Args:
+        images: As ``diagnose`` takes them, but no iterator.
+    """
+    if isinstance(images, (str, Path, Image.Image, np.ndarray)):
+        images = [images]
+    if not isinstance(images, Tensor) and all(isinstance(image, (str, Path)) for image in images):
+        images = find_images(images)
+    if len(images) <= most:
+        return images
+    places = torch.linspace(0, len(images) - 1, most).round().long().tolist()
+    return images[places] if isinstance(images, Tensor) else [images[place] for place in places]
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ from regista.backbones.attention_bias import AttentionBias
 from regista.backbones.base import Backbone
 from regista.backbones.register_neurons import RegisterNeurons, prefix_segments
 from regista.diagnosis.config import DiagnosisConfig
-from regista.diagnosis.known_outliers import OutlierRule, outlier_count, outlier_rule
+from regista.diagnosis.known_outliers import OutlierRule, outlier_count, outlier_rule, some_of
 from regista.diagnosis.source import ImageSource
 from regista.methods.protocol import Method, Progress, State, Workspace
 from regista.methods.test_time.config import TestTimeConfig
@@ -45,13 +45,14 @@ class TestTime(Method):
             neurons: list[Neuron] = []
             record: dict[str, Any] = {"neurons": [], "onset_block": None, "cutoff": None}
         else:
-            rule = outlier_rule(backbone, images, cutoff=config.cutoff, batch_size=config.batch_size)
+            few = some_of(images)
+            rule = outlier_rule(backbone, few, cutoff=config.cutoff, batch_size=config.batch_size)
             last = rule.onset if config.last_block is None else config.last_block
             scores = neuron_scores(backbone, images, rule, last, batch_size=config.batch_size)
             neurons = top_neurons(scores, config.top_k)
             record = {"outliers": rule.count}
             if config.top_k is None:
-                neurons, record["outliers_left"] = self._fewest(backbone, images, rule, scores, progress)
+                neurons, record["outliers_left"] = self._fewest(backbone, few, rule, scores, progress)
             record |= {
                 "neurons": [[block, unit, round(score, 6)] for block, unit, score in neurons],
                 "onset_block": rule.onset,

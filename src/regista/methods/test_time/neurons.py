@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regista.backbones.base import Backbone
 from regista.diagnosis.config import DiagnosisConfig
-from regista.diagnosis.known_outliers import OutlierRule, outlier_rule
+from regista.diagnosis.known_outliers import OutlierRule, outlier_rule, some_of
 from regista.diagnosis.measuring import token_norms
 from regista.diagnosis.source import ImageSource
 from regista.tokens import TokenLayout
@@ -36,7 +36,8 @@ def find_register_neurons(
     """The MLP units that are most active on outlier patches.
 
     The score of a unit is the mean over images of its mean activation (the input of the MLP's last
-    linear layer) over the image's outlier patches; images without outliers do not count.
+    linear layer) over the image's outlier patches; images without outliers do not count. The norm and the onset of
+    the outliers are read from at most 32 of the images, the scores from all.
 
     Args:
         images: As ``regista.diagnose`` takes them.
@@ -53,7 +54,7 @@ def find_register_neurons(
     """
     if isinstance(images, Iterator):  # they are looked at twice
         images = list(images)
-    rule = outlier_rule(backbone, images, cutoff=cutoff, batch_size=batch_size)
+    rule = outlier_rule(backbone, some_of(images), cutoff=cutoff, batch_size=batch_size)
     last = rule.onset if last_block is None else last_block
     scores = neuron_scores(backbone, images, rule, last, batch_size=batch_size)
     return top_neurons(scores, top_k)
