@@ -45,15 +45,20 @@ def parsed(settings: Sequence[str]) -> dict[str, Any]:
         if key in found:
             raise ValueError(f"{key} is given twice")
         try:
-            found[key] = yaml.safe_load(text)
+            found[key] = _with_numbers(yaml.safe_load(text))
         except yaml.YAMLError as error:
             raise ValueError(f"{setting!r} cannot be read: {error}") from error
-        if isinstance(found[key], str):  # YAML reads 1e-4 as a word
-            try:
-                found[key] = float(found[key])
-            except ValueError:
-                continue
     return found
+
+
+def _with_numbers(value: Any) -> Any:
+    """Words that are numbers made so: YAML reads 1e-4 as a word."""
+    if isinstance(value, list):
+        return [_with_numbers(item) for item in value]
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def plain_config(config: Any) -> dict[str, Any]:

@@ -25,8 +25,8 @@ class PhregConfig:
             which the teacher's positions are resized.
         flip: Mirror half of the crops of stored targets; the released student sees no flips.
         epochs, batch_size: Of the student. The published DINOv2 numbers are from epoch 30 of a run of 100.
-        lr, end_lr: Learning rate at the first and last epoch, falling exponentially. ``lr`` None: the best of
-            ``lr_candidates`` on held-out images, ``end_lr`` a twentieth of it.
+        lr, end_lr: Learning rate at the first and last epoch, falling exponentially; 1e-4 and 5e-6 in the paper.
+            ``lr`` None: the best of ``lr_candidates`` on held-out images, ``end_lr`` a twentieth of it.
         lr_candidates, lr_epochs: Tried for that, each for so many epochs.
         weight_decay, mse_scale: Of the loss.
         held_out: Share of the images that is not trained on.
@@ -48,9 +48,9 @@ class PhregConfig:
     flip: bool = False
     epochs: int = 30
     batch_size: int = 8
-    lr: Optional[float] = 1e-4  # noqa: UP045
+    lr: Optional[float] = None  # noqa: UP045
     end_lr: Optional[float] = None  # noqa: UP045
-    lr_candidates: tuple[float, ...] = (3e-5, 1e-4, 3e-4)
+    lr_candidates: tuple[float, ...] = (5e-5, 1e-4)
     lr_epochs: int = 3
     weight_decay: float = 1e-2
     mse_scale: float = 1.0
