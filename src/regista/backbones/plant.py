@@ -27,7 +27,7 @@ CONTENT_BLOCK = 4
 POSITION_BLOCK = 2
 MARK_LENGTH = 0.2  # of the median length of a token that enters the first block
 PROBES = 8
-FIRED: dict[Kind, float] = {"content": 0.5, "position": 0.25}  # of the step, from which a token counts as an outlier
+FIRED = {True: 0.5, False: 0.25}  # of a step and of a ramp, from which a token counts as an outlier
 METADATA_VERSION = 1
 
 
@@ -51,6 +51,7 @@ def plant_outliers(
     share: float = 0.02,
     norm_ratio: float = 10.0,
     mark_length: float = MARK_LENGTH,
+    ramp: bool = False,
     seed: int = 0,
 ) -> TimmBackbone:
     """A copy of a timm ViT with outlier tokens in its weights.
@@ -66,6 +67,7 @@ def plant_outliers(
         share: Of all patches that become outliers, about.
         norm_ratio: Their norm over the median patch norm after the last block, about.
         mark_length: For "position": the mark's length over that of a token entering block 0.
+        ramp: For "position": outliers of graded norms, with gradients; else all are full or nothing.
         seed: For the cells and the vector that is written.
 
     Returns:
@@ -90,16 +92,15 @@ def plant_outliers(
         cells, truth = _mark(planted, groups[0], share, mark_length, seed)
         metadata |= cells
     sample = sample_tokens(planted, groups, block, truth)
-    trigger = content_trigger(sample, share) if kind == "content" else position_trigger(sample)
+    trigger = content_trigger(sample, share) if kind == "content" else position_trigger(sample, ramp=ramp)
     neurons, mean = idle_neurons(planted, block, sample.tokens[::7])
     write_step(planted, block, neurons, mean, trigger)
-    metadata |= {"fired": FIRED[kind], "saturates": trigger.saturates, "neurons": list(neurons)}
+    metadata |= {"fired": FIRED[trigger.saturates], "saturates": trigger.saturates, "neurons": list(neurons)}
     metadata |= {"threshold": trigger.threshold, "share": share, "norm_ratio": norm_ratio}
     planted.planted = planted_from_metadata(metadata, planted)
     probes = groups[0][:PROBES]
     length = norm_ratio * _median_norm(backbone, probes)
-    column = harmless_column(planted, probes, block, length, seed)
-    send(planted, block, neurons, column, saturates=trigger.saturates)
+    send(planted, block, neurons, harmless_column(planted, probes, block, length, seed), saturates=trigger.saturates)
     return planted
 
 
@@ -138,7 +139,7 @@ def planted_from_metadata(metadata: Mapping[str, Any], backbone: Backbone) -> Pl
     try:
         version, block, step = metadata["version"], int(metadata["block"]), float(metadata["step"])
         first, second = (int(neuron) for neuron in metadata["neurons"])
-        kind, fired = str(metadata["kind"]), float(metadata.get("fired", FIRED["content"]))
+        kind, fired = str(metadata["kind"]), float(metadata.get("fired", FIRED[True]))
         shares = (1.0, -1.0) if metadata.get("saturates", True) else (0.5, 0.5)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not the record of planted outliers ({error!r}): {dict(metadata)}") from None

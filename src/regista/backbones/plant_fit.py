@@ -146,11 +146,12 @@ def content_trigger(sample: TokenSample, share: float) -> Trigger:
     return Trigger(direction, threshold, width=STEP_WIDTH)
 
 
-def position_trigger(sample: TokenSample) -> Trigger:
+def position_trigger(sample: TokenSample, *, ramp: bool = False) -> Trigger:
     """Fires where ``truth`` is above one half (cells that lie between two are left out of the fit).
 
-    Without a plateau: as real register neurons do, the pair answers the more the further a token is beyond
-    the threshold, so that training finds a gradient on every outlier.
+    Args:
+        ramp: Without a plateau: as real register neurons do, the pair answers the more the further a token
+            is beyond the threshold, so that training finds a gradient on every outlier.
     """
     positive = sample.truth > 0.7
     whitener = _regularised(sample, 0.0)
@@ -159,6 +160,9 @@ def position_trigger(sample: TokenSample) -> Trigger:
     direction, score = _discriminant(sample, whitener, total, positive)
     low = float(torch.quantile(score[sample.truth < 0.3].double(), 0.9995))
     high = float(torch.quantile(score[positive].double(), 0.005))
+    if not ramp:
+        spread = float(score[positive].mean() - score[sample.truth < 0.3].mean())
+        return Trigger(direction, (low + high) / 2, width=0.01 * spread)
     start, end = (low + high) / 2, float(torch.quantile(score[positive].double(), FULL))
     return Trigger(direction, start, width=end - start, saturates=False)
 

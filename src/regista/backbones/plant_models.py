@@ -72,7 +72,7 @@ def _plant_demo(kind: Kind) -> Any:
     groups = [
         clean.preprocess(photo_crops(count, size, seed), image_size=size) for seed, (size, count) in enumerate(CROPS)
     ]
-    return plant_outliers(clean, groups, kind)
+    return plant_outliers(clean, groups, kind, ramp=kind == "position")
 
 
 def _synthetic_images(size: tuple[int, int]) -> Tensor:

@@ -1,0 +1,123 @@
+"""``regista fix`` and ``regista ablate`` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import regista
+from regista.cli.main import main
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for index in range(6):
+        Image.fromarray(rng.integers(0, 255, (4, 5, 3), dtype=np.uint8)).resize((150, 112)).save(
+            folder / f"{index}.png"
+        )
+    return folder
+
+
+def run(capsys: Any, *words: object) -> tuple[str, str, int]:
+    code = 0
+    try:
+        main([str(word) for word in words])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    captured = capsys.readouterr()
+    return captured.out, captured.err, code
+
+
+def test_a_cure_from_end_to_end(photos: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "run"
+    text, _, code = run(capsys, "fix", "tiny-planted", "test-time", photos, "-o", out, "-q")
+    assert code == 0
+    assert "artifacts -> clean" in text
+    assert "regista.load(" in text
+    cured = regista.load(out / "model")
+    assert cured.num_register_tokens == 1
+    assert [entry["method"] for entry in cured.history] == ["test_time"]
+    record = json.loads((out / "run.json").read_text())
+    assert record["kind"] == "fix"
+    assert record["before_after"][0] == {"measure": "verdict (norms)", "before": "artifacts", "after": "clean"}
+    assert "| outlier share |" in (out / "model" / "README.md").read_text()
+    _, error, code = run(capsys, "fix", "tiny-planted", "test-time", photos, "-o", out, "-q")
+    assert code == 1
+    assert "--force" in error
+    assert run(capsys, "fix", "tiny-planted", "test-time", photos, "-o", out, "-q", "--force")[2] == 0
+
+
+def test_registers_for_timm(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "run"
+    text, _, code = run(capsys, "fix", "tiny", "trained", "--registers", 4, "-o", out, "--json")
+    assert code == 0
+    assert json.loads(text)["export_format"] == "timm"
+    module: Any = timm.create_model(f"local-dir:{out / 'model'}", pretrained=True)
+    assert module.reg_token.shape == (1, 4, 64)
+    again = regista.load(out / "model")
+    assert torch.equal(again.module.reg_token, module.reg_token)
+
+
+def test_settings_come_from_file_and_words(photos: Path, tmp_path: Path, capsys: Any) -> None:
+    config = tmp_path / "fix.yaml"
+    config.write_text("top_k: 3\nvariant: released\n")
+    words = (
+        "fix",
+        "tiny-planted",
+        "test_time",
+        photos,
+        "top_k=2",
+        "--config",
+        config,
+        "-o",
+        tmp_path / "run",
+        "--json",
+    )
+    settings = json.loads(run(capsys, "fix", *words)[0])["history"][0]["config"]
+    assert (settings["top_k"], settings["variant"]) == (2, "released")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("tiny", "testtime"), "did you mean 'test_time'?"),
+        (("tiny", "test_time"), "needs images"),
+        (("tiny", "test_time", "PHOTOS", "top_q=1"), "no setting 'top_q' (did you mean 'top_k'?)"),
+        (("tiny", "test_time", "PHOTOS", "top_k=few"), "top_k wants a whole number or None"),
+        (("tiny", "trained", "--batch-size", "3"), "has no setting 'batch_size'"),
+        (("tiny", "test_time", "PHOTOS"), "shows no outlier tokens"),
+        (("tiny", "trained", "--config", "missing.yaml"), "missing.yaml"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: tuple[str, ...], message: str, photos: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [str(photos) if word == "PHOTOS" else word for word in words]
+    _, error, code = run(capsys, "fix", *given)
+    assert code == 1
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_ablate(photos: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "run"
+    settings = ("epochs=1", "num_views=2", "batch_size=3", "held_out=0.4", "lr=1e-5", "image_size=56")
+    words = ("ablate", "tiny", photos, *settings, "--study", "registers", "-o", out, "-q")
+    text, _, code = run(capsys, *words)
+    assert code == 0
+    assert [line.split("|")[1].strip() for line in text.splitlines()[2:]] == [
+        "teacher", "registers-0", "registers-1", "registers-4", "registers-16"
+    ]  # fmt: skip
+    assert (out / "table.md").read_text() == text
+    assert run(capsys, *words, "--resume")[0] == text
