@@ -83,7 +83,9 @@ def test_settings_come_from_file_and_words(photos: Path, tmp_path: Path, capsys:
         tmp_path / "run",
         "--json",
     )
-    settings = json.loads(run(capsys, "fix", *words)[0])["history"][0]["config"]
+    text, error, _ = run(capsys, *words)
+    assert not error
+    settings = json.loads(text)["history"][0]["config"]
     assert (settings["top_k"], settings["variant"]) == (2, "released")
 
 
