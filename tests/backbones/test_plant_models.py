@@ -43,10 +43,13 @@ def test_norms_find_the_planted_tokens_of_unseen_photos(
     block, last = planted.planted.block, planted.depth - 1
     ratios = outlier_norms_of(planted, images, (block - 1, block, last))
     assert float(ratios[block - 1].max()) < 3
-    for found in (ratios[block] > 3.5, ratios[last] > 3.5):
+    # a ramp has outliers of many lengths, and at its own block, where norms are small, also the faintest stand out
+    least, judged = (3.5, (block, last)) if kind == "content" else (1.9, (last,))
+    for found in (ratios[index] > least for index in judged):
         assert float((found & truth).sum() / truth.sum()) >= 0.95
         assert float((found & truth).sum() / found.sum()) >= 0.95
-    assert float(ratios[last][truth].quantile(0.05)) >= 5
+    assert float(ratios[last][truth].quantile(0.05)) >= (5 if kind == "content" else 2.5)
+    assert float(ratios[last][truth].median()) >= 5
     assert float(outlier_norms_of(clean, images, (last,))[last].max()) < 2
 
 

@@ -46,7 +46,7 @@ def test_step_rises_over_its_width_and_is_flat_beside_it() -> None:
     torch.testing.assert_close(mlp(torch.zeros(1, backbone.embed_dim)), before, rtol=0, atol=1e-5)
     score = torch.tensor([0.0, 4.9, 4.94, 5.0, 5.06, 5.1, 50.0])
     tokens = score[:, None] / 2 * (direction / 2)
-    send(backbone, 1, neurons, torch.ones(backbone.embed_dim))
+    send(backbone, 1, neurons, torch.ones(backbone.embed_dim), saturates=True)
     with torch.no_grad():
         hidden = mlp.act(mlp.fc1(tokens))
         step = (hidden[:, 7] - hidden[:, 30]) / STEP

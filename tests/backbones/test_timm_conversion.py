@@ -13,6 +13,7 @@ from torch import nn
 import regista
 from regista.backbones.base import Backbone
 from regista.backbones.positions import DINOV2_HUB, TIMM, TRANSFORMERS, PositionResize
+from regista.backbones.register_neurons import RegisterNeurons, prefix_segments
 from regista.backbones.saving import save_pretrained
 from regista.backbones.timm_conversion import as_timm_backbone
 from tests.backbones.conversions import HF, NATIVE, OTHER, TOLERANCE, largest_difference, noise, of_transformers
@@ -140,6 +141,6 @@ def test_what_is_not_whole_or_more_than_weights_is_refused() -> None:
     module.blocks[1].norm2 = nn.LayerNorm(48, eps=1e-6, bias=False)
     with pytest.raises(ValueError, match=r"loaded 34 of 35 tensors .*missing 1: blocks.1.norm2.bias"):
         as_timm_backbone(source)
-    source.needs_regista = "its registers are filled at run time"  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="filled at run time"):
+    source.add(RegisterNeurons({0: [1]}, prefix_segments(source.layout()), 0))
+    with pytest.raises(ValueError, match="act through a hook"):
         as_timm_backbone(source)

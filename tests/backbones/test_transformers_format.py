@@ -14,6 +14,7 @@ import regista
 from regista.backbones.plain_weights import normed_tokens
 from regista.backbones.positions import DINOV2_HUB
 from regista.backbones.positions import TIMM as TIMM_WAY
+from regista.backbones.register_neurons import RegisterNeurons, prefix_segments
 from regista.backbones.saving import save_pretrained
 from regista.backbones.timm import TimmBackbone
 from regista.backbones.timm_conversion import as_timm_backbone
@@ -219,8 +220,8 @@ def test_more_than_weights_is_refused() -> None:
     backbone = tiny_vit(num_register_tokens=1)
     with backbone.editing({"blocks.0.resid": lambda x: x}), pytest.raises(ValueError, match="edits"):
         to_transformers(backbone)
-    backbone.needs_regista = "its registers are filled at run time"  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=r"filled at run time.*needs Regista: save_pretrained"):
+    backbone.add(RegisterNeurons({0: [1]}, prefix_segments(backbone.layout()), 0))
+    with pytest.raises(ValueError, match=r"act through a hook.*needs Regista: save_pretrained"):
         to_transformers(backbone)
 
 

@@ -16,6 +16,7 @@ import regista
 from regista.backbones import bare_library
 from regista.backbones.base import Backbone
 from regista.backbones.plain_weights import normed_tokens
+from regista.backbones.register_neurons import RegisterNeurons, prefix_segments
 from regista.backbones.tiny import tiny_vit
 from regista.export import model_export
 from regista.export.model_export import Exported, export_model, loading_snippet
@@ -129,15 +130,15 @@ def test_auto_is_the_models_own_library() -> None:
     assert chosen(backbone, "auto") == "timm"
     backbone.library = "transformers"
     assert chosen(backbone, "auto") == "transformers"
-    backbone.needs_regista = "its registers are filled at run time"  # type: ignore[attr-defined]
+    backbone.add(RegisterNeurons({0: [1]}, prefix_segments(backbone.layout()), 0))
     assert chosen(backbone, "auto") == "regista"
 
 
 def test_what_needs_regista_goes_into_its_own_format_alone(tmp_path: Path) -> None:
     backbone = tiny_vit(num_register_tokens=1, depth=2)
-    backbone.needs_regista = "its registers are filled at run time"  # type: ignore[attr-defined]
+    backbone.add(RegisterNeurons({0: [1]}, prefix_segments(backbone.layout()), 0))
     for kind in ("timm", "transformers", "onnx"):
-        with pytest.raises(ValueError, match=r"filled at run time; it needs Regista: save_pretrained"):
+        with pytest.raises(ValueError, match=r"act through a hook; it needs Regista: save_pretrained"):
             export_model(backbone, tmp_path / "out", format=kind)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
     assert export_model(backbone, tmp_path / "out").format == "regista"

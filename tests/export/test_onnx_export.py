@@ -14,6 +14,7 @@ from torch import nn
 
 import regista
 from regista.backbones.base import Backbone
+from regista.backbones.register_neurons import RegisterNeurons, prefix_segments
 from regista.backbones.tiny import tiny_vit
 from regista.export import onnx_export
 from regista.export.onnx_export import export_onnx
@@ -150,8 +151,8 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         export_onnx(backbone, path)
     assert path.read_text() == "mine"
     assert export_onnx(backbone, path, image_size=28, force=True).path == path
-    backbone.needs_regista = "its registers are filled at run time"  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="filled at run time"):
+    backbone.add(RegisterNeurons({0: [1]}, prefix_segments(backbone.layout()), 0))
+    with pytest.raises(ValueError, match="act through a hook"):
         export_onnx(backbone, path, force=True)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ValueError, match=r"pip install 'regista\[onnx\]'"):
