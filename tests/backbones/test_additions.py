@@ -26,6 +26,7 @@ from regista.backbones.inserted_registers import InsertedRegisters
 from regista.backbones.live import from_module
 from regista.backbones.register_neurons import RegisterNeurons, prefix_segments
 from regista.backbones.tiny import tiny_vit
+from regista.methods.phreg.denoised import DenoisedViews
 from tests.backbones.probes import pictures, randomise
 from tests.backbones.test_dinov2_hub import hub
 from tests.backbones.test_saving import same_facts, same_tokens, timm_backbone
@@ -85,6 +86,8 @@ def added(backbone: Backbone, kind: str) -> Backbone:
     if kind in ("attention-bias", "all"):
         shape = (2, backbone.depth, backbone.num_heads, backbone.embed_dim // backbone.num_heads)
         new.add(AttentionBias(*torch.randn(shape, generator=generator)))
+    if kind == "denoised-views":
+        new.add(DenoisedViews(3, 0.4, 1))
     if kind == "all":
         new.add(RegisterNeurons({1: [5]}, prefix_segments(new.layout()), 0, "released"))
     return new
@@ -93,7 +96,7 @@ def added(backbone: Backbone, kind: str) -> Backbone:
 # Saved and loaded --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["inserted-registers", "register-neurons", "attention-bias", "all"])
+@pytest.mark.parametrize("kind", ["inserted-registers", "register-neurons", "attention-bias", "denoised-views", "all"])
 @pytest.mark.parametrize("model", [name for name in SAVED if name != "open_clip timm"])
 def test_saved_models_come_back_with_what_was_added(model: str, kind: str, tmp_path: Path) -> None:
     backbone = added(SAVED[model](), kind)
