@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 
 import pytest
@@ -59,3 +60,19 @@ def test_silence_when_asked_and_where_nobody_looks(monkeypatch: pytest.MonkeyPat
         progress("targets", 1, 2)
         bar(1)
     assert not file.getvalue()
+
+
+def test_what_the_library_says_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("regista.somewhere")
+    before = logging.getLogger("regista").level
+    for screen in (io.StringIO(), Terminal()):
+        monkeypatch.setattr(sys, "stderr", screen)
+        with stages():
+            logger.info("so much room on the disk")
+        assert screen.getvalue().count("so much room on the disk") == 1
+        with stages(quiet=True):
+            logger.info("more")
+        logger.info("behind it")
+        assert "more" not in screen.getvalue()
+        assert "behind" not in screen.getvalue()
+    assert logging.getLogger("regista").level == before

@@ -244,10 +244,27 @@ def test_a_full_disk_stops_it_before_it_begins(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 1000))
     backbone = stub()
-    with pytest.raises(ValueError, match=r"targets need .* GiB, .* GiB are free"):
+    with pytest.raises(ValueError, match=r"targets need .* MiB, .* MiB are free"):
         compute_targets(backbone, photos, tmp_path / "t")
     assert not (tmp_path / "t").exists()
     assert len(backbone.seen) == 1  # the blank image that tells D
+
+
+def test_the_disk_cost_is_said_before_anything_is_computed(
+    photos: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="regista"):
+        store = compute_targets(tiny_vit(image_size=(56, 56)), photos, tmp_path / "targets", num_views=2)
+    (line,) = (record.getMessage() for record in caplog.records if "on the disk" in record.getMessage())
+    assert str(tmp_path / "targets") in line
+    used = sum(file.stat().st_size for file in (tmp_path / "targets").glob("shard-*"))
+    stated = float(line.split(": ")[1].split(" MiB")[0]) * 2**20
+    assert used <= stated * 1.01
+    assert len(store) == len(photos)
+    caplog.clear()
+    with caplog.at_level("INFO", logger="regista"):
+        compute_targets(tiny_vit(image_size=(56, 56)), photos, tmp_path / "targets", num_views=2, resume=True)
+    assert not caplog.records
 
 
 def test_another_read_out_needs_a_name(photos: list[Path], tmp_path: Path) -> None:

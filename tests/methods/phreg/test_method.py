@@ -166,7 +166,7 @@ def test_mistakes(photos: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path:
         image_files(tmp_path / "empty")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=1000))
-    with pytest.raises(ValueError, match=r"targets need .* GiB"):
+    with pytest.raises(ValueError, match=r"targets need .* MiB"):
         regista.fix(backbone, "phreg", photos, **SHORT)
 
 

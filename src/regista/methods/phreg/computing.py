@@ -7,6 +7,7 @@ of its cells. The teacher's position table is resized to the rectangle.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from regista.layers.shifted_views import sample_views
 from regista.methods.phreg.denoising import ReadOut, denoise, normed_patches
 from regista.methods.phreg.map_images import ImageEntry, MapGeometry, describe_images
 from regista.methods.phreg.target_settings import INDEX, TargetSettings
-from regista.methods.phreg.targets import TargetStore, check_space, disk_cost
+from regista.methods.phreg.targets import TargetStore, check_space, disk_cost, readable_size
+
+LOGGER = logging.getLogger(__name__)
 
 
 def compute_targets(
@@ -60,6 +63,8 @@ def compute_targets(
         shard_size: Targets a file; so many images at most are lost to a kill.
         num_workers: Threads that read ahead.
         progress: Gets the number of images done, skipped ones included.
+
+    What it will take on the disk is logged before anything is computed.
 
     Returns:
         The store; unreadable images are in its ``skipped``.
@@ -174,7 +179,10 @@ def _opened(folder: Path, settings: TargetSettings, images: list[ImageEntry], sh
         store.check(settings, images)
         store.clear_partial()
     lacking = images if store is None else [images[index] for index in store.missing()]
-    check_space(folder, sum(_cost(settings, entry.map_size) for entry in lacking if entry.map_size is not None))
+    needed = sum(_cost(settings, entry.map_size) for entry in lacking if entry.map_size is not None)
+    check_space(folder, needed)
+    if needed:
+        LOGGER.info("denoised targets of %d images: %s on the disk, in %s", len(lacking), readable_size(needed), folder)
     if store is None:
         return TargetStore.create(folder, settings, images, shard_size=shard_size)
     return store

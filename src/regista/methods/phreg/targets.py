@@ -210,9 +210,14 @@ def check_space(folder: str | Path, needed: int) -> None:
     free = shutil.disk_usage(place).free
     if needed * _MARGIN > free:
         raise ValueError(
-            f"the targets need {needed * _MARGIN / 2**30:.3g} GiB, {free / 2**30:.3g} GiB are free in {place}; "
+            f"the targets need {readable_size(int(needed * _MARGIN))}, {readable_size(free)} are free in {place}; "
             "take another folder, fewer images or a smaller image_size"
         )
+
+
+def readable_size(size: int) -> str:
+    """Bytes in MiB or GiB, to three digits."""
+    return f"{size / 2**20:.3g} MiB" if size < 2**30 else f"{size / 2**30:.3g} GiB"
 
 
 def _shards(folder: Path) -> list[Path]:
