@@ -47,7 +47,7 @@ def compute_targets(
     num_workers: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> TargetStore:
-    """Denoise whole images and store their maps, from which ``CropDataset`` cuts crops.
+    """Denoise whole images and store their maps, from which ``CropDataset`` cuts crops; logs the disk cost first.
 
     Args:
         backbone: The teacher.
@@ -63,8 +63,6 @@ def compute_targets(
         shard_size: Targets a file; so many images at most are lost to a kill.
         num_workers: Threads that read ahead.
         progress: Gets the number of images done, skipped ones included.
-
-    What it will take on the disk is logged before anything is computed.
 
     Returns:
         The store; unreadable images are in its ``skipped``.
