@@ -21,7 +21,7 @@ SPECS = ("demo", "demo-planted")
 SICK = "demo-planted-position"
 CURE_SIZE = (224, 224)
 # A short run of PH-Reg: enough to see it work on a laptop, far from the paper's length.
-PHREG = {"registers": 8, "epochs": 40, "batch_size": 4, "max_aspect": 1.0, "lr": 5e-5, "held_out": 0.2}
+PHREG = {"registers": 8, "epochs": 60, "batch_size": 4, "max_aspect": 1.0, "lr": 1e-4, "held_out": 0.2}
 
 Cure = Annotated[bool, typer.Option("--cure/--no-cure", help="Also cure a planted model, by two methods.")]
 
