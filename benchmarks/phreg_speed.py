@@ -100,7 +100,6 @@ def epoch(teacher: Backbone, material: Material, config: PhregConfig, folder: Pa
         epochs=2,
         batch_size=config.batch_size,
         lr=1e-4,
-        schedule="exponential-epochs",
         precision=config.precision,
         checkpoint_every_epochs=None,
         evaluate_every=0,

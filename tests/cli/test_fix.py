@@ -121,5 +121,9 @@ def test_ablate(photos: Path, tmp_path: Path, capsys: Any) -> None:
     assert [line.split("|")[1].strip() for line in text.splitlines()[2:]] == [
         "teacher", "registers-0", "registers-1", "registers-4", "registers-16"
     ]  # fmt: skip
-    assert (out / "table.md").read_text() == text
+    assert (out / "registers.md").read_text() == text
     assert run(capsys, *words, "--resume")[0] == text
+    other = [word if word != "lr=1e-5" else "lr=2e-5" for word in words]
+    _, error, code = run(capsys, *other, "--resume")
+    assert code == 1
+    assert "lr 1e-05, now 2e-05" in error

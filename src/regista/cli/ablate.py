@@ -56,7 +56,8 @@ def command(
     """Train and measure the arms of a study of PH-Reg on the same held-out images.
 
     The ablation: denoise only, distil without both, with registers, with denoising, full. Sweeps:
-    registers, views, shift ratio, unfrozen parts. Settings of the full arm are key=value.
+    registers, views, shift ratio, unfrozen parts. Settings of the full arm are key=value. Another study with
+    --resume in the same folder takes over the arms that both have.
     """
     from regista.data.images import find_images
     from regista.methods.phreg.ablation import run_study
@@ -88,10 +89,11 @@ def command(
             on_row=lambda row: run.log("arm", **{key: row[key] for key in COLUMNS if key in row}),
         )
     table = markdown(rows)
-    (run.path / "table.md").write_text(table, encoding="utf-8")
+    path = run.path / f"{study.value}.md"
+    path.write_text(table, encoding="utf-8")
     run.update(model=model, reference=reference, study=study.value, config=settings, rows=rows)
     typer.echo(json.dumps(rows, allow_nan=False) if json_output else table.rstrip())
-    voice.note(f"table: {_relative(run.path / 'table.md')}")
+    voice.note(f"table: {_relative(path)}")
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

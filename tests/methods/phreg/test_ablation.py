@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,36 @@ def test_finished_arms_stay(photos: list[Path], tmp_path: Path, monkeypatch: pyt
     assert len(table) == 2 + len(rows)
     assert "cosine to denoised" in table[0]
     assert "outliers" not in table[0].split("|")  # a healthy model has none to count
+
+
+def test_studies_share_their_arms(photos: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher, trained = tiny_vit(image_size=(56, 56)), []
+    fit = Phreg.fit
+
+    def counted(self: Phreg, *arguments: Any, **settings: Any) -> Any:
+        trained.append(self.config)
+        return fit(self, *arguments, **settings)
+
+    monkeypatch.setattr(ablation.Phreg, "fit", counted)
+    ablated = run_study(teacher, photos, "ablation", CONFIG, tmp_path)
+    assert len(trained) == 5
+    swept = run_study(teacher, photos, "registers", CONFIG, tmp_path)
+    assert len(trained) == 5 + 3  # without registers it is the ablation's arm
+    ours, theirs = ({row["arm"]: row for row in rows} for rows in (swept, ablated))
+    assert {**ours["registers-0"], "arm": ""} == {**theirs["distil-denoise"], "arm": ""}
+    assert ours["registers-0"]["arm"] == "registers-0"
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"lr": 2e-5}, r"full was run otherwise \(lr 1e-05, now 2e-05\)"),
+    ({"seed": 1}, "judged"),
+    ({}, "teacher"),
+])  # fmt: skip
+def test_arms_of_another_run_are_refused(
+    photos: list[Path], tmp_path: Path, change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ablation, "arms_of", lambda what, config: arms_of(what, config)[-1:])
+    run_study(tiny_vit(image_size=(56, 56)), photos, "ablation", CONFIG, tmp_path)
+    model = tiny_vit(image_size=(56, 56), seed=0 if change else 1)
+    with pytest.raises(ValueError, match=message):
+        run_study(model, photos, "ablation", replace(CONFIG, **change), tmp_path)

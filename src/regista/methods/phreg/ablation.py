@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regista.backbones.base import Backbone
+from regista.backbones.weights import weights_hash
 from regista.data.images import find_images
 from regista.diagnosis.known_outliers import OutlierRule, outlier_rule
 from regista.methods.phreg.config import PhregConfig
@@ -27,6 +29,7 @@ VIEWS = (1, 2, 5, 10, 20)
 SHIFTS = (0.05, 0.1, 0.15, 0.25)
 UNFROZEN = ("registers", "registers,positions", "paper", "released")
 RESULT = "result.json"
+JUDGED_BY = ("held_out", "seed", "image_size", "num_views", "shift_ratio")  # of the full arm
 
 
 @dataclass(frozen=True)
@@ -72,51 +75,6 @@ def arms_of(what: str, config: PhregConfig) -> list[Arm]:
     return [Arm("teacher", None), *studies[what]]
 
 
-def run_arm(
-    teacher: Backbone,
-    paths: Sequence[Path],
-    arm: Arm,
-    config: PhregConfig,
-    folder: Path,
-    *,
-    reference: Backbone | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Train one arm and measure it on the held-out images; done arms are read from their folder.
-
-    Args:
-        config: Of the full arm: it decides which images are held out and the target all arms are compared with.
-        reference: A healthy model of the same width to compare with, such as the one before planting.
-
-    Returns:
-        One row of the table: see ``measured``.
-    """
-    done = folder / arm.name / RESULT
-    if done.is_file():
-        row: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
-        return row
-    model, state = teacher, State()
-    if arm.config is not None:
-        method = Phreg(arm.config)
-        work = Workspace(folder / arm.name, resume=True)
-        state = method.fit(teacher, list(paths), progress=progress, workspace=work)
-        model = method.apply(teacher, state)
-    held = [paths[index] for index in split(range(len(paths)), config.held_out, config.seed)[1]]
-    row = {
-        "arm": arm.name,
-        **measured(model, teacher, held, config, reference),
-        "config": {} if arm.config is None else plain_config(arm.config),
-        "state": state.record,
-    }
-    done.parent.mkdir(parents=True, exist_ok=True)
-
-    def write(partial: Path) -> None:
-        partial.write_text(json.dumps(row, indent=1), encoding="utf-8")
-
-    write_whole(done, write)
-    return row
-
-
 def run_study(
     teacher: Backbone,
     images: Any,
@@ -128,24 +86,101 @@ def run_study(
     progress: Progress | None = None,
     on_row: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """All arms of a study, one after the other; what is done already is not done again.
+    """All arms of a study, one after the other; what is done already, by this study or another, is not done again.
 
     Args:
         images: Files, folders or patterns.
+        config: Of the full arm: it decides which images are held out and the target all arms are compared with.
+        folder: A folder for each arm is made in it.
+        reference: A healthy model of the same width to compare with, such as the one before planting.
         on_row: Called with each row when its arm is done.
 
+    Returns:
+        Rows of the table: see ``measured``.
+
     Raises:
-        ValueError: for an unknown study, too few images, and what the method itself refuses.
+        ValueError: for an unknown study, too few images, arms in the folder that are of another model, other
+            images or settings, and what the method itself refuses.
     """
     arms = arms_of(what, config)
     paths = find_images(images)
     split(range(len(paths)), config.held_out, config.seed)
+    material = {
+        "teacher": weights_hash(teacher.module),
+        "reference": reference and weights_hash(reference.module),
+        "images": hashlib.sha256(
+            "\n".join(f"{path.name} {path.stat().st_size}" for path in paths).encode()
+        ).hexdigest(),
+        "judged": {name: getattr(config, name) for name in JUDGED_BY},
+    }
     rows = []
     for arm in arms:
-        rows.append(run_arm(teacher, paths, arm, config, folder, reference=reference, progress=progress))
+        row = _done(folder, arm, material)
+        if row is None:
+            row = _run_arm(teacher, paths, arm, config, folder, material, reference, progress)
+        rows.append(row)
         if on_row is not None:
-            on_row(rows[-1])
+            on_row(row)
     return rows
+
+
+def _run_arm(
+    teacher: Backbone,
+    paths: Sequence[Path],
+    arm: Arm,
+    config: PhregConfig,
+    folder: Path,
+    material: dict[str, Any],
+    reference: Backbone | None,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """Train one arm and measure it on the held-out images."""
+    model, state = teacher, State()
+    if arm.config is not None:
+        method = Phreg(arm.config)
+        work = Workspace(folder / arm.name, resume=True)
+        state = method.fit(teacher, list(paths), progress=progress, workspace=work)
+        model = method.apply(teacher, state)
+    held = [paths[index] for index in split(range(len(paths)), config.held_out, config.seed)[1]]
+    row = {
+        "arm": arm.name,
+        **measured(model, teacher, held, config, reference),
+        "config": _plain(arm),
+        "state": state.record,
+        "material": material,
+    }
+    done = folder / arm.name / RESULT
+    done.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(partial: Path) -> None:
+        partial.write_text(json.dumps(row, indent=1), encoding="utf-8")
+
+    write_whole(done, write)
+    return row
+
+
+def _done(folder: Path, arm: Arm, material: dict[str, Any]) -> dict[str, Any] | None:
+    """The row of an arm that is finished, under this name or in another study."""
+    wanted = json.loads(json.dumps({"config": _plain(arm), "material": material}))
+    for path in [folder / arm.name / RESULT, *sorted(folder.glob(f"*/{RESULT}"))]:
+        if not path.is_file():
+            continue
+        row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if all(row.get(name) == value for name, value in wanted.items()):
+            return {**row, "arm": arm.name}
+        if row.get("material") != wanted["material"] or row["arm"] == arm.name:
+            differing = [
+                f"{name} {row.get(part, {}).get(name)!r}, now {value!r}"
+                for part, values in wanted.items()
+                for name, value in values.items()
+                if row.get(part, {}).get(name) != value
+            ]
+            raise ValueError(f"{path.parent} was run otherwise ({'; '.join(differing)}); take another folder")
+    return None
+
+
+def _plain(arm: Arm) -> dict[str, Any]:
+    return {} if arm.config is None else plain_config(arm.config)
 
 
 @torch.no_grad()
