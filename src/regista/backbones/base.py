@@ -358,7 +358,8 @@ class Backbone(ABC):
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Run in evaluation mode, then give every submodule its own mode back."""
     training = [child for child in module.modules() if child.training]
-    module.eval()
+    if training:
+        module.eval()
     try:
         yield
     finally:

@@ -43,7 +43,8 @@ def find_register_neurons(
         images: As ``regista.diagnose`` takes them.
         top_k: How many; None cuts at the widest gap in the scores.
         cutoff: Norm from which a patch token is an outlier; found in the norms if None.
-        last_block: The last block that is searched; the outliers' onset if None.
+        last_block: The last block that is searched; the outliers' onset if None. With both given, as in the
+            paper, the cutoff is that of the last block's output and one pass over the images is all.
         batch_size: Images a forward; the result does not depend on it.
 
     Returns:
@@ -54,8 +55,11 @@ def find_register_neurons(
     """
     if isinstance(images, Iterator):  # they are looked at twice
         images = list(images)
-    rule = outlier_rule(backbone, some_of(images), cutoff=cutoff, batch_size=batch_size)
-    last = rule.onset if last_block is None else last_block
+    if cutoff is not None and last_block is not None:
+        rule, last = OutlierRule(backbone.depth - 1, cutoff, last_block), last_block
+    else:
+        rule = outlier_rule(backbone, some_of(images), cutoff=cutoff, batch_size=batch_size)
+        last = rule.onset if last_block is None else last_block
     scores = neuron_scores(backbone, images, rule, last, batch_size=batch_size)
     return top_neurons(scores, top_k)
 
