@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import timm
 import torch
+from resident_memory import peak_of_script, peak_over_idle
 
 import regista
 from regista.diagnosis.config import DiagnosisConfig
@@ -92,24 +91,11 @@ def memory(options: argparse.Namespace) -> dict[str, object]:
     """Peak over idle resident memory of each side, in MiB, and the ratio to the bare forward."""
     peaks = {}
     for name in ("bare", "norms", "attention"):
-        command = [sys.executable, __file__, "--memory", name, "--images", str(options.images)]
+        command = [__file__, "--memory", name, "--images", str(options.images)]
         command += ["--batch-size", str(options.batch_size), "--size", str(options.size)]
-        peaks[name] = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        peaks[name] = peak_of_script(command)
     figures: dict[str, object] = {f"{name} peak MiB": round(peak, 1) for name, peak in peaks.items()}
     return figures | {f"{name} memory ratio": round(peaks[name] / peaks["bare"], 3) for name in ("norms", "attention")}
-
-
-def peak_over_idle(run: Callable[[], object]) -> float:
-    """MiB of resident memory that ``run`` adds at its peak."""
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: begin the high-water mark anew
-    idle = _status_mib("VmRSS")
-    run()
-    return _status_mib("VmHWM") - idle
-
-
-def _status_mib(name: str) -> float:
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) / 1024
 
 
 if __name__ == "__main__":

@@ -10,25 +10,7 @@ import pytest
 from PIL import Image
 
 from regista.backbones.tiny import tiny_vit
-from regista.cli.main import main
-
-
-@pytest.fixture
-def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for index, size in enumerate([(60, 80), (80, 60), (64, 64)]):
-        Image.fromarray(rng.integers(0, 255, (*size, 3), dtype=np.uint8)).save(folder / f"{index}.png")
-    return folder
-
-
-def run(*words: object) -> int:
-    """Exit code of a command."""
-    with pytest.raises(SystemExit) as stopped:
-        main([str(word) for word in words])
-    return int(stopped.value.code or 0)
+from tests.cli.calling import run
 
 
 def test_diagnose_writes_a_run_and_says_the_verdict(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
