@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,8 +18,14 @@ def peak_over_idle(run: Callable[[], object]) -> float:
 
 
 def peak_of_script(words: Sequence[str]) -> float:
-    """Runs a Python script that prints such a figure, in a process of its own."""
-    return float(subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True).stdout)
+    """Runs a Python script that prints such a figure, in a process of its own.
+
+    There glibc gives every large buffer back when it is freed; else it keeps some, by chance, and the peak
+    differs by tens of MiB with the order of small allocations.
+    """
+    exact = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
+    done = subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True, env=exact)
+    return float(done.stdout)
 
 
 def _status_mib(name: str) -> float:

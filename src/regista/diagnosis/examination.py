@@ -112,7 +112,7 @@ def _judge(backbone: Backbone, measured: Measured, source: ImageSource, config: 
             **{kind.replace("-", "_"): finding.numbers if finding else None for kind, finding in others.items()},
             "registers": registers.numbers if registers else None,
         },
-        arrays=picture_arrays(backbone, measured, high, sink),
+        arrays=picture_arrays(measured, high, sink),
         attention_queries=measured.queries,
         attention_backend=backbone.attention_backend(),
         planted=planted,

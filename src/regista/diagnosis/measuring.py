@@ -14,6 +14,7 @@ from regista.diagnosis.arrays import ArrayStore
 from regista.diagnosis.neighbours import neighbour_cosine
 from regista.diagnosis.registers import effective_number
 from regista.diagnosis.residue import PositionalResidue
+from regista.diagnosis.thumbnails import thumbnails
 from regista.tokens import TokenLayout
 
 PICTURED = 8
@@ -31,7 +32,7 @@ class Measured:
             "scores", "valid", "planted", "consistency" (n, rows, cols); "effective" (n,).
         residue: Positional residue of the final patch features.
         likeness: The same of the pixels' mean colours: how alike the images are.
-        pictured: Pixels, features and last-block attention maps of the first images.
+        pictured: Thumbnails, features and last-block attention maps of the first images.
         queries: What the rows of the attention maps are.
     """
 
@@ -100,8 +101,8 @@ def measure(
         measured.likeness.update(patch_colours(pixels, layout.patch_size))
         if done < PICTURED:
             room = PICTURED - done
-            for name, value in _pictures(backbone, pixels, features, attention).items():
-                kept.setdefault(name, []).append(value.narrow(0, 0, min(room, len(value))).float().cpu())
+            for name, value in _pictures(backbone, pixels[:room], features, attention).items():
+                kept.setdefault(name, []).append(value[:room].cpu())
         done += len(pixels)
         if progress is not None:
             progress(done)
@@ -148,7 +149,7 @@ def _store(store: ArrayStore, start: int, backbone: Backbone, features: Features
 
 def _pictures(backbone: Backbone, pixels: Tensor, features: Features, attention: bool) -> dict[str, Tensor]:
     layout, captured = features.layout, features.captured
-    pictures = {"pixels": pixels, "patches": features.patches}
+    pictures = {"thumbnails": thumbnails(backbone, pixels.float().cpu()), "patches": features.patches.float()}
     if not attention:
         return pictures
     prefix = captured.get(f"blocks.{backbone.depth - 1}.attn_prefix")
@@ -161,7 +162,7 @@ def _pictures(backbone: Backbone, pixels: Tensor, features: Features, attention:
     else:
         maps = [last] if prefix is None else [last, prefix]
         rows = torch.cat([layout.to_grid(layout.take(value, "patches", dim=-1)) for value in maps], 1)
-    return {**pictures, "attention": rows}
+    return {**pictures, "attention": rows.float()}
 
 
 def _queries(backbone: Backbone, layout: TokenLayout, attention: bool) -> list[str]:

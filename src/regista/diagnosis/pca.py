@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from sklearn.decomposition import PCA
 from torch import Tensor
+
+CHUNK = 2048  # patches that are in float64 at a time
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,7 @@ class PatchColours:
 
     def maps(self, patches: Tensor, grid_size: tuple[int, int], *, num_components: int = 3) -> Tensor:
         """(n, P, D) -> (n, rows, cols, num_components) in [0, 1]; components beyond the basis are 0."""
-        flat = patches.detach().cpu().double().flatten(0, 1).numpy()  # (n * P, D)
-        scores = (flat - self.mean) @ self.basis.T
+        scores = _scores(patches.flatten(0, -2), self.mean, self.basis)
         scaled = ((scores - self.low) / np.maximum(self.high - self.low, 1e-12)).clip(0, 1)
         padded = np.zeros((len(scaled), num_components))
         padded.T[: len(self.basis)] = scaled.T
@@ -44,13 +45,25 @@ def fit_colours(patches: Tensor, *, num_components: int = 3) -> PatchColours:
     Args:
         patches: (..., D), all patches to fit on.
     """
-    flat = patches.detach().cpu().double().flatten(0, -2).numpy()  # (n * P, D)
+    flat = patches.flatten(0, -2)  # (n * P, D)
     components = min(num_components, *flat.shape)
-    fitted = PCA(components, svd_solver="covariance_eigh").fit(flat)
-    scores = (flat - fitted.mean_) @ fitted.components_.T
+    mean = np.sum([chunk.sum(0) for chunk in _chunks(flat)], axis=0) / len(flat)
+    scatter = np.sum([(chunk - mean).T @ (chunk - mean) for chunk in _chunks(flat)], axis=0)  # (D, D)
+    basis = np.linalg.eigh(scatter)[1].T[::-1][:components]  # largest variance first
+    scores = _scores(flat, mean, basis)
     signs = np.where((scores**3).sum(0) < 0, -1.0, 1.0)
     low, high = np.percentile(scores * signs, [1, 99], axis=0)
-    return PatchColours(fitted.mean_, fitted.components_ * signs.reshape(-1, 1), low, high)
+    return PatchColours(mean, basis * signs.reshape(-1, 1), low, high)
+
+
+def _chunks(flat: Tensor) -> Iterator[np.ndarray]:
+    """Float64 pieces of (n, D)."""
+    return (piece.detach().cpu().double().numpy() for piece in torch.split(flat, CHUNK))
+
+
+def _scores(flat: Tensor, mean: np.ndarray, basis: np.ndarray) -> np.ndarray:
+    """(n, D) -> (n, C) float64."""
+    return np.concatenate([(chunk - mean) @ basis.T for chunk in _chunks(flat)])
 
 
 def pca_maps(patches: Tensor, grid_size: tuple[int, int], *, num_components: int = 3) -> Tensor:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from regista.backbones.base import Backbone
 from regista.diagnosis.findings import HighNorm, Sink
 from regista.diagnosis.measuring import Measured
 from regista.diagnosis.pca import pca_maps
 
 BINS = 80
-LONG_SIDE = 518
 
 
-def picture_arrays(backbone: Backbone, measured: Measured, high: HighNorm, sink: Sink | None) -> dict[str, np.ndarray]:
+def picture_arrays(measured: Measured, high: HighNorm, sink: Sink | None) -> dict[str, np.ndarray]:
     """Everything a page needs, keyed as the run folder stores it; k = pictured images.
 
     thumbnails (k, h, w, 3) uint8 · norm_maps, norm_maps_last, received_maps, score_maps,
@@ -24,11 +21,11 @@ def picture_arrays(backbone: Backbone, measured: Measured, high: HighNorm, sink:
     (k, Q, rows, cols) · pca_maps (k, rows, cols, 3) in [0, 1] · position_frequency
     (rows, cols) · histogram_counts (blocks, bins) and histogram_edges (bins + 1).
     """
-    count = len(measured.pictured["pixels"])
+    count = len(measured.pictured["patches"])
     norms = measured.grid("norms")
     block = norms.shape[1] - 1 if high.block is None else high.block
     found: dict[str, Tensor] = {
-        "thumbnails": thumbnails(backbone, measured.pictured["pixels"]),
+        "thumbnails": measured.pictured["thumbnails"],
         "norm_maps": norms[:count, block],
         "norm_maps_last": norms[:count, -1],
         "outlier_masks": high.mask[:count],
@@ -45,17 +42,6 @@ def picture_arrays(backbone: Backbone, measured: Measured, high: HighNorm, sink:
             found[key] = values[:count] > 0.5 if name == "planted" else values[:count]
     found["histogram_counts"], found["histogram_edges"] = histogram(norms)
     return {name: np.ascontiguousarray(value.cpu().numpy()) for name, value in found.items()}
-
-
-def thumbnails(backbone: Backbone, pixels: Tensor) -> Tensor:
-    """The images as the model saw them: (k, 3, H, W) normalised -> (k, h, w, 3) uint8."""
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (backbone.mean, backbone.std))
-    raw = (pixels * std + mean).clamp(0, 1)
-    shrink = LONG_SIDE / max(raw.shape[-2:])
-    if shrink < 1:
-        size = [max(1, round(side * shrink)) for side in raw.shape[-2:]]
-        raw = F.interpolate(raw, size=size, mode="bilinear", antialias=True)
-    return (raw * 255).round().byte().permute(0, 2, 3, 1)  # (k, h, w, 3)
 
 
 def histogram(norms: Tensor) -> tuple[Tensor, Tensor]:
