@@ -59,7 +59,7 @@ def figures(sick: Backbone, clean: Backbone, pixels: Tensor) -> list[dict[str, A
     assert found.cls is not None
     assert wanted.cls is not None
     rows = [
-        {"read-out": "CLS", "cosine": likeness(found.cls.mean(1), wanted.cls.mean(1))},
+        {"read-out": "CLS", "cosine": likeness(found.cls, wanted.cls)},
         {"read-out": "mean of the patches", "cosine": likeness(found.patches.mean(1), wanted.patches.mean(1))},
     ]
     for name, config in POOLS.items():
