@@ -170,6 +170,28 @@ def test_mistakes(photos: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path:
         regista.fix(backbone, "phreg", photos, **SHORT)
 
 
+@pytest.mark.parametrize(("change", "message"), [
+    ({"lr": float("nan")}, "learning rates are positive"),
+    ({"lr": 0.0}, "learning rates are positive"),
+    ({"lr_candidates": ()}, "learning rates are positive"),
+    ({"end_lr": 1e-5}, "end_lr goes with a larger lr, got end_lr 1e-05 and lr None"),
+    ({"lr": 1e-5, "end_lr": 1e-4}, "end_lr goes with a larger lr"),
+    ({"weight_decay": float("nan")}, "weight_decay and mse_scale are 0 or more, got nan"),
+    ({"mse_scale": -1.0}, "weight_decay and mse_scale"),
+    ({"num_workers": -1}, "num_workers and seed"),
+    ({"seed": -1}, "num_workers and seed"),
+    ({"held_out": 1.0}, "held_out"),
+])  # fmt: skip
+def test_settings_are_checked_before_anything_is_computed(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PhregConfig(**change)
+
+
+def test_a_photo_given_twice_counts_once(photos: list[Path]) -> None:
+    """Else it could be trained on and held out."""
+    assert image_files([photos[0].parent, photos[1]]) == sorted(photos)
+
+
 def test_targets_of_another_model_are_refused(photos: list[Path], tmp_path: Path) -> None:
     work = tmp_path / "work"
     regista.fix(model(), "phreg", photos, workspace=work, **SHORT)

@@ -222,3 +222,6 @@ def test_a_given_cutoff_is_used(sick: Any, images: Tensor, norms: Any) -> None:
     assert found[0][1] in sick.planted.neurons
     with pytest.raises(ValueError, match="cutoff is a positive norm"):
         find_register_neurons(sick, images, cutoff=-1.0)
+    for wrong in (-1.0, 0.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="cutoff is a positive norm"):
+            find_register_neurons(sick, images, cutoff=wrong, last_block=2)

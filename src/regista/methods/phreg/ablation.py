@@ -14,12 +14,11 @@ from torch import Tensor
 
 from regista.backbones.base import Backbone
 from regista.backbones.weights import weights_hash
-from regista.data.images import find_images
 from regista.diagnosis.known_outliers import OutlierRule, outlier_rule
 from regista.methods.phreg.config import PhregConfig
 from regista.methods.phreg.denoising import denoise
 from regista.methods.phreg.distilling import split
-from regista.methods.phreg.method import Phreg
+from regista.methods.phreg.method import Phreg, image_files
 from regista.methods.protocol import Progress, State, Workspace
 from regista.methods.settings import plain_config
 from regista.results.writing import write_whole
@@ -103,7 +102,7 @@ def run_study(
             images or settings, and what the method itself refuses.
     """
     arms = arms_of(what, config)
-    paths = find_images(images)
+    paths = image_files(images)
     split(range(len(paths)), config.held_out, config.seed)
     material = {
         "teacher": weights_hash(teacher.module),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Optional
 
@@ -26,7 +27,7 @@ class PhregConfig:
         flip: Mirror half of the crops of stored targets; the released student sees no flips.
         epochs, batch_size: Of the student. The published DINOv2 numbers are from epoch 30 of a run of 100.
         lr, end_lr: Learning rate at the first and last epoch, falling exponentially; 1e-4 and 5e-6 in the paper.
-            ``lr`` None: the best of ``lr_candidates`` on held-out images, ``end_lr`` a twentieth of it.
+            ``lr`` None: the best of ``lr_candidates`` on held-out images. ``end_lr`` None: a twentieth of ``lr``.
         lr_candidates, lr_epochs: Tried for that, each for so many epochs.
         weight_decay, mse_scale: Of the loss.
         held_out: Share of the images that is not trained on.
@@ -72,8 +73,14 @@ class PhregConfig:
         if min(self.epochs, self.batch_size, self.lr_epochs) < 1:
             raise ValueError("epochs, batch_size and lr_epochs are at least 1")
         rates = (*self.lr_candidates, *(rate for rate in (self.lr, self.end_lr) if rate is not None))
-        if not self.lr_candidates or min(rates) <= 0:
+        if not self.lr_candidates or not all(0 < rate < math.inf for rate in rates):
             raise ValueError(f"learning rates are positive and lr_candidates not empty, got {rates}")
+        if self.end_lr is not None and (self.lr is None or self.end_lr > self.lr):
+            raise ValueError(f"end_lr goes with a larger lr, got end_lr {self.end_lr} and lr {self.lr}")
+        if not (0 <= self.weight_decay < math.inf and 0 <= self.mse_scale < math.inf):
+            raise ValueError(f"weight_decay and mse_scale are 0 or more, got {self.weight_decay} and {self.mse_scale}")
+        if min(self.num_workers, self.seed) < 0:
+            raise ValueError(f"num_workers and seed are 0 or more, got {self.num_workers} and {self.seed}")
 
     @property
     def lowest_lr(self) -> float:

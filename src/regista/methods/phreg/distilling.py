@@ -208,12 +208,12 @@ def _write_json(path: Path, content: dict[str, float]) -> None:
 
 def train_config(config: PhregConfig, rate: float, epochs: int) -> TrainConfig:
     """Settings of the training loop: AdamW, the rate falling exponentially epoch by epoch."""
-    end = config.end_lr if config.end_lr is not None and config.lr is not None else rate * config.lowest_lr
+    end = rate * config.lowest_lr if config.end_lr is None else config.end_lr
     return TrainConfig(
         epochs=epochs,
         batch_size=config.batch_size,
         lr=rate,
-        end_lr=min(end, rate),
+        end_lr=end,
         weight_decay=config.weight_decay,
         schedule="exponential-epochs",
         precision=config.precision,

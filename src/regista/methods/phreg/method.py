@@ -94,7 +94,7 @@ class Phreg(Method):
 
 
 def image_files(images: Any) -> list[Path]:
-    """Paths out of what was given.
+    """Paths out of what was given; a file that is named twice comes once, or it could be trained on and held out.
 
     Raises:
         ValueError: for tensors and live images, which cannot be read again.
@@ -102,7 +102,7 @@ def image_files(images: Any) -> list[Path]:
     given = [images] if isinstance(images, (str, Path)) else list(images)
     if not given or not all(isinstance(image, (str, Path)) for image in given):
         raise ValueError("phreg reads its images again and again: give files, folders or patterns, no tensors")
-    return find_images(given)
+    return list({path.resolve(): path for path in find_images(given)}.values())
 
 
 def _work(workspace: Workspace | None, stack: ExitStack) -> tuple[Path, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -55,6 +56,8 @@ def find_register_neurons(
     """
     if isinstance(images, Iterator):  # they are looked at twice
         images = list(images)
+    if cutoff is not None and not 0 < cutoff < math.inf:
+        raise ValueError(f"cutoff is a positive norm, got {cutoff}")
     if cutoff is not None and last_block is not None:
         rule, last = OutlierRule(backbone.depth - 1, cutoff, last_block), last_block
     else:
