@@ -14,7 +14,7 @@ from regista.diagnosis.arrays import ArrayStore
 from regista.diagnosis.neighbours import neighbour_cosine
 from regista.diagnosis.registers import effective_number
 from regista.diagnosis.residue import PositionalResidue
-from regista.diagnosis.thumbnails import thumbnails
+from regista.diagnosis.thumbnail import thumbnails
 from regista.tokens import TokenLayout
 
 PICTURED = 8
