@@ -1,0 +1,1 @@
+"""What the features are worth on real tasks, one package a task."""
