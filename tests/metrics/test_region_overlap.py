@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from regista.metrics import adjusted_rand_index, many_to_one_miou, mean_best_overlap, one_to_one_miou
-from regista.metrics.contingency import contingency
+from regista.metrics.contingency import count_overlaps
 from tests.metrics.random_maps import pairs
 
 ALL = (many_to_one_miou, one_to_one_miou, mean_best_overlap, adjusted_rand_index)
@@ -101,7 +101,7 @@ def test_constant_prediction() -> None:
 
 
 def test_the_table() -> None:
-    table = contingency([[5, 5, -2]], np.array([[9, 1, 1]]))
+    table = count_overlaps([[5, 5, -2]], np.array([[9, 1, 1]]))
     assert table.target_ids.tolist() == [1, 9]
     assert table.pred_ids.tolist() == [-2, 5]
     assert table.counts.tolist() == [[1, 1], [0, 1]]

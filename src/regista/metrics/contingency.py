@@ -31,7 +31,7 @@ class Contingency:
         return iou
 
 
-def contingency(pred: Any, target: Any, ignore_index: int | Sequence[int] | None = None) -> Contingency:
+def count_overlaps(pred: Any, target: Any, ignore_index: int | Sequence[int] | None = None) -> Contingency:
     """Count the pixels of every pair of regions, by one bincount.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regista.metrics.contingency import Contingency, contingency
+from regista.metrics.contingency import Contingency, count_overlaps
 
 
 def adjusted_rand_index(pred: Any, target: Any, ignore_index: int | Sequence[int] | None = None) -> float:
@@ -23,10 +23,10 @@ def adjusted_rand_index(pred: Any, target: Any, ignore_index: int | Sequence[int
     Raises:
         ValueError: for maps that do not fit, or no counted pixel.
     """
-    return rand_index(contingency(pred, target, ignore_index))
+    return adjusted_rand(count_overlaps(pred, target, ignore_index))
 
 
-def rand_index(table: Contingency) -> float:
+def adjusted_rand(table: Contingency) -> float:
     """``adjusted_rand_index`` of counted overlaps, by pairs of pixels in whole numbers; 1 for equal partitions."""
     total = int(table.counts.sum())
     both = _squares(table.counts)

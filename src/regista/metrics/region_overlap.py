@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from regista.metrics.contingency import Contingency, contingency
+from regista.metrics.contingency import Contingency, count_overlaps
 
 Ignored = int | Sequence[int] | None
 
@@ -34,7 +34,7 @@ def many_to_one_miou(
     """
     if assign not in ("overlap", "iou"):
         raise ValueError(f"assign is 'overlap' or 'iou', got {assign!r}")
-    return many_to_one(contingency(pred, target, ignore_index), assign)
+    return many_to_one(count_overlaps(pred, target, ignore_index), assign)
 
 
 def one_to_one_miou(pred: Any, target: Any, ignore_index: Ignored = None) -> float:
@@ -42,7 +42,7 @@ def one_to_one_miou(pred: Any, target: Any, ignore_index: Ignored = None) -> flo
 
     Target regions without a partner score 0. Arguments and errors: as ``many_to_one_miou``.
     """
-    return one_to_one(contingency(pred, target, ignore_index))
+    return one_to_one(count_overlaps(pred, target, ignore_index))
 
 
 def mean_best_overlap(pred: Any, target: Any, ignore_index: Ignored = None) -> float:
@@ -50,7 +50,7 @@ def mean_best_overlap(pred: Any, target: Any, ignore_index: Ignored = None) -> f
 
     Arguments and errors: as ``many_to_one_miou``. Never below ``one_to_one_miou``.
     """
-    return best_overlap(contingency(pred, target, ignore_index))
+    return best_overlap(count_overlaps(pred, target, ignore_index))
 
 
 def many_to_one(table: Contingency, assign: Literal["overlap", "iou"] = "overlap") -> float:
