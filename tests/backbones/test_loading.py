@@ -14,7 +14,7 @@ import pytest
 import timm
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import regista
 from regista.backbones import hub_access, loading, sources
@@ -267,6 +267,17 @@ def test_a_cached_repository_of_transformers(cache: Callable[[str], Path]) -> No
     images = pictures(backbone, 1, (56, 56))
     with torch.no_grad():
         close(backbone(images).tokens, model.float()(images).last_hidden_state, 1e-5)
+
+
+def test_a_tensor_of_another_shape_is_counted_and_named(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 56}
+    transformers.Dinov2Model(transformers.Dinov2Config(**options, patch_size=14)).save_pretrained(tmp_path)
+    state, key = load_file(tmp_path / "model.safetensors"), "encoder.layer.0.mlp.fc1.weight"
+    state[key] = state[key].narrow(0, 0, 255).clone()
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"loaded 42 of 43 .*another shape 1: {key} \(255, 64\), wanted \(256, 64\)"):
+        regista.load(tmp_path)
+    assert "loaded 42 of 43" in regista.load(tmp_path, allow_partial=True).notes[0]
 
 
 # Without network ------------------------------------------------------------------------------

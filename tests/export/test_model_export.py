@@ -168,6 +168,19 @@ def test_weights_that_are_not_those_of_the_model_are_not_kept(tmp_path: Path, mo
     assert not list(tmp_path.iterdir())
 
 
+def test_a_difference_is_told_with_what_the_conversion_noted(tmp_path: Path) -> None:
+    """transformers' ViT has an eps of 1e-12, timm's is 1e-6; at the tiny tokens of a new model that matters."""
+    needed("transformers")
+    import transformers
+
+    options: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "image_size": 64}
+    config = transformers.ViTConfig(**options, num_attention_heads=4, patch_size=16)
+    new = regista.load(transformers.ViTModel(config, add_pooling_layer=False).eval())
+    with pytest.raises(ValueError, match=r"differ by .* nothing was kept\. .*eps of the layer norms, 1e-12, became"):
+        export_model(new, tmp_path / "vit", format="timm")
+    assert not (tmp_path / "vit").exists()
+
+
 @pytest.mark.parametrize("kind", ["timm", "transformers"])
 def test_damaged_folders_say_how_much_was_loaded(kind: Any, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file

@@ -95,18 +95,19 @@ def load_transformers(
     TransformersBackbone(probe, name=name)  # refuses what cannot be looked into before it is fetched
     with reaching_hub(name, local=local), quiet_transformers(), torch.random.fork_rng(devices=[]):
         module, found = transformers.AutoModel.from_pretrained(
-            where, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=allow_partial, **origin
+            where, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **origin
         )
         mean, std = _normalisation(where, origin)
     if any(key.startswith("pooler.") for key in found["missing_keys"]):
         module.pooler = None  # random, and no token passes through it
     state = module.state_dict()
-    misshaped = {next(iter(entry)) if isinstance(entry, tuple) else entry for entry in found["mismatched_keys"]}
-    missing = (set(found["missing_keys"]) | misshaped) & set(state)
+    misshaped = sorted((key, tuple(got), tuple(wanted)) for key, got, wanted in found["mismatched_keys"])
+    missing = (set(found["missing_keys"]) & set(state)) - {key for key, _, _ in misshaped}
     report = LoadReport(
-        loaded=len(state) - len(missing),
+        loaded=len(state) - len(missing) - len(misshaped),
         total=len(state),
         missing=tuple(sorted(missing)),
+        misshaped=tuple(misshaped),
         left_out=tuple(sorted(found["unexpected_keys"])),
     )
     if not report.complete and not allow_partial:

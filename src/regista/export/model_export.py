@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -189,7 +189,8 @@ def _compared(library: str, backbone: Backbone, converted: Backbone, folder: Pat
         tokens = model(images).tokens
         return tokens if converted is backbone or library == "timm" else normed_tokens(model, tokens)
 
-    difference = _difference(backbone, bare.forward, bare.native_size, wanted)
+    notes = tuple(converted.notes[len(backbone.notes) :]) if converted is not backbone else ()
+    difference = _difference(backbone, bare.forward, bare.native_size, wanted, notes)
     layout = converted.layout(native_size(converted))
     loading = Loading(library, dict(layout.segments), converted.embed_dim, bare.expression)
     return _Written(loading, tuple(converted.notes), difference)
@@ -201,11 +202,12 @@ def _difference(
     found: Callable[[Tensor], Tensor],
     size: tuple[int, int],
     wanted: Callable[[Backbone, Tensor], Tensor],
+    notes: Sequence[str] = (),
 ) -> float:
     """Over two seeded images of noise.
 
     Raises:
-        ValueError: if it is too large.
+        ValueError: if it is too large, with the notes of the conversion, which may tell why.
     """
     exact = all(value.dtype == torch.float32 for value in backbone.module.parameters())
     reference = backbone if exact else copy.deepcopy(backbone).to(dtype=torch.float32)
@@ -217,6 +219,6 @@ def _difference(
     if not difference <= TOLERANCE:
         raise ValueError(
             f"{backbone.name}: the tokens that were read back differ by {difference:.1e}, wanted {TOLERANCE:.0e}; "
-            "nothing was kept"
+            "nothing was kept" + (f". What the conversion noted: {'; '.join(notes)}" if notes else "")
         )
     return difference
