@@ -23,7 +23,7 @@ class RegisterNeurons(Addition):
 
     At the input of an MLP's last linear layer, each chosen unit becomes zero on every token but the
     registers, where it becomes its own value of largest magnitude over all tokens (2506.08010,
-    algorithm 1). Every image of a batch by itself.
+    algorithm 1, which says maximum; outlier activations are positive). Every image of a batch by itself.
 
     Args:
         neurons: {block: units}.
