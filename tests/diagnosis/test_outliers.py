@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from regista.diagnosis import find_outliers
+from regista.diagnosis.findings import high_norm
 from tests.diagnosis.norm_maps import healthy, sick
 
 
@@ -60,7 +61,8 @@ def test_cutoff_separates_the_mask(maps: tuple[torch.Tensor, torch.Tensor]) -> N
     assert found.cutoff is not None
     assert torch.equal(norms > found.cutoff, truth)
     assert torch.equal(found.mask, truth)
-    assert found.ratio == pytest.approx(np.median(norms[truth]) / np.median(norms[~truth]))
+    own = norms / norms.flatten(1).quantile(0.5, dim=1)[:, None, None]
+    assert found.ratio == pytest.approx(np.median(own[truth]) / np.median(own[~truth]))
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 5e3])
@@ -105,3 +107,15 @@ def test_shapes_and_signs_are_checked() -> None:
 def test_tiny_grids_are_clean_and_do_not_fail(shape: tuple[int, int, int]) -> None:
     assert not find_outliers(torch.rand(shape) + 1).mask.any()
     assert not find_outliers(torch.zeros(shape)).mask.any()
+
+
+@pytest.mark.parametrize(("times", "alone", "of_twelve"), [(1.58, True, False), (3.0, True, True)])
+def test_one_map_of_many_must_give_more_evidence(times: float, alone: bool, of_twelve: bool) -> None:
+    rng = torch.Generator().manual_seed(0)
+    norms = 40 * torch.exp(0.08 * torch.randn(10, 12, 16, 16, generator=rng, dtype=torch.float64))
+    for row, col in ((4, 5), (10, 2)):
+        norms[3, 7, row, col] = times * norms[3, 7].median()
+    assert bool(find_outliers(norms[:, 7]).mask.any()) is alone
+    found = high_norm(norms, torch.ones(10, 16, 16, dtype=torch.bool), None, None)
+    assert found.found is of_twelve
+    assert found.block == (7 if of_twelve else None)

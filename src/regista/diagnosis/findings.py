@@ -88,7 +88,7 @@ def attention_sink(measured: Measured, valid: Tensor) -> Sink:
     blocks may single out a patch for what it shows; that is said, and no artifact.
     """
     received = measured.grid("received")  # (n, blocks, rows, cols)
-    found = [find_sinks(received[:, block], valid) for block in range(received.shape[1])]
+    found = [find_sinks(received[:, block], valid, received.shape[1]) for block in range(received.shape[1])]
     depth = len(found)
     block = max(range(depth // 2, depth), key=lambda index: found[index].mass)
     early = max(range(max(1, depth // 2)), key=lambda index: found[index].mass)
@@ -215,7 +215,7 @@ def _last_block_mean(values: Tensor) -> list[float]:
 
 def _outliers_at(norms: Tensor, block: int, valid: Tensor, cutoff: float | None) -> Outliers:
     try:
-        return find_outliers(norms[:, block], cutoff=cutoff, valid=valid)
+        return find_outliers(norms[:, block], cutoff=cutoff, valid=valid, comparisons=norms.shape[1])
     except ValueError as error:
         raise ValueError(f"block {block}: {error}") from error
 

@@ -39,7 +39,7 @@ def second_mode(values: np.ndarray, *, least: float) -> SecondMode | None:
     return next(iter(second_modes(values, least=least)), None)
 
 
-def second_modes(values: np.ndarray, *, least: float) -> list[SecondMode]:
+def second_modes(values: np.ndarray, *, least: float, comparisons: int = 1) -> list[SecondMode]:
     """Find valleys above the median that separate a second mode, the most likely first.
 
     The tail of one mode thins out: below k larger values, the number j of values in a window
@@ -54,6 +54,7 @@ def second_modes(values: np.ndarray, *, least: float) -> list[SecondMode]:
     Args:
         values: One-dimensional, log(value / median): any scale, finite.
         least: The median of the second mode lies at least this far above 0.
+        comparisons: How many sets of values are looked at for one answer; see ``evidence_needed``.
     """
     half = values.size // 2
     if half < 5:
@@ -62,7 +63,7 @@ def second_modes(values: np.ndarray, *, least: float) -> list[SecondMode]:
     x: np.ndarray = np.maximum(np.sort(upper)[::-1], 0.0)  # it falls; a bulk of equal values stays in it
     if x.max() < least:
         return []
-    count, inside, evidence = _too_empty(x, values.size, least)
+    count, inside, evidence = _too_empty(x, values.size, least, comparisons)
     found: list[SecondMode] = []
     spans: list[tuple[int, int]] = []
     for index in np.argsort(-evidence, kind="stable")[:ATTEMPTS]:
@@ -78,18 +79,22 @@ def second_modes(values: np.ndarray, *, least: float) -> list[SecondMode]:
     return found
 
 
-def evidence_needed(count: np.ndarray, total: int) -> np.ndarray:
+def evidence_needed(count: np.ndarray, total: int, comparisons: int = 1) -> np.ndarray:
     """Least evidence for ``count`` of ``total`` values.
 
     Set on single-mode families from Gaussian to Cauchy such that about 0.4 % of samples raise
     an alarm; a small sample gets some credit, since a bulk of thirty values cannot show that
-    its tail is light. The logarithm pays for the number of windows tried.
+    its tail is light. The first logarithm pays for the number of windows tried, the second
+    for the sets of values looked at (Bonferroni): one in twelve blocks stands out by chance more
+    often than one alone.
     """
-    needed: np.ndarray = np.clip(3.5 + 0.75 * np.log2(total / 30), 3.5, 5.5) + np.log2(count)
+    needed: np.ndarray = np.clip(3.5 + 0.75 * np.log2(total / 30), 3.5, 5.5) + np.log2(count) + np.log10(comparisons)
     return needed
 
 
-def _too_empty(x: np.ndarray, total: int, least: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _too_empty(
+    x: np.ndarray, total: int, least: float, comparisons: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Windows (values above, values inside, evidence) with enough evidence; x falls from the top."""
     ranks = _ranks(x[: min(len(x) - 3, int(MOST * total) + 2)])
     first, last = (ranks[index] for index in np.triu_indices(len(ranks)))
@@ -105,7 +110,7 @@ def _too_empty(x: np.ndarray, total: int, least: float) -> tuple[np.ndarray, np.
         width = (axis[k - 1] - axis[rank]) / scale
         width = below * np.log1p(k * width / below) / k  # the scale itself is an estimate from few values
         evidence -= _log10_cdf(j, k, width)
-    enough = evidence >= evidence_needed(k, total)
+    enough = evidence >= evidence_needed(k, total, comparisons)
     return k[enough], j[enough], evidence[enough]
 
 

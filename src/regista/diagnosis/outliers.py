@@ -31,7 +31,7 @@ class Outliers:
             differ in scale it holds for an image of middling norms.
         mask: (n, rows, cols) bool.
         share: Of all valid patch tokens, 0 to 1.
-        ratio: Median of the outliers over the median of the rest, or None.
+        ratio: Median of the outliers over the median of the rest, each in the median of its image; or None.
         note: Why nothing was found, or a caution such as more than a tenth flagged.
     """
 
@@ -45,7 +45,9 @@ class Outliers:
         return iter((self.cutoff, self.mask, self.share))
 
 
-def find_outliers(norms: Tensor, *, cutoff: float | None = None, valid: Tensor | None = None) -> Outliers:
+def find_outliers(
+    norms: Tensor, *, cutoff: float | None = None, valid: Tensor | None = None, comparisons: int = 1
+) -> Outliers:
     """Find tokens of outlier norm.
 
     A second mode at 1.5 times the median or more is wanted, with a valley before it that the
@@ -58,6 +60,8 @@ def find_outliers(norms: Tensor, *, cutoff: float | None = None, valid: Tensor |
         norms: (n, rows, cols), before the final norm, not negative.
         cutoff: Use this norm instead of looking for a valley.
         valid: (n, rows, cols) bool, False for padded cells, which are left out.
+        comparisons: How many maps are looked at for one verdict, such as the blocks of a model; the
+            more, the more evidence each must give.
 
     Raises:
         ValueError: for another shape, negative norms, or NaN and infinite ones (naming the image).
@@ -67,23 +71,26 @@ def find_outliers(norms: Tensor, *, cutoff: float | None = None, valid: Tensor |
         return _clean(norms, "no valid patch")
     if cutoff is not None:
         return _result(values, usable, (values > cutoff) & usable, cutoff)
-    mask, threshold, note = high_tokens(log_ratio(values, usable), usable, LEAST_RATIO)
+    mask, threshold, note = high_tokens(log_ratio(values, usable), usable, LEAST_RATIO, comparisons)
     if threshold is None:
         return _clean(norms, note)
     return _result(values, usable, mask, _norm_between(values, usable, mask, threshold))
 
 
-def high_tokens(relative: np.ndarray, usable: np.ndarray, least_ratio: float) -> tuple[np.ndarray, float | None, str]:
+def high_tokens(
+    relative: np.ndarray, usable: np.ndarray, least_ratio: float, comparisons: int = 1
+) -> tuple[np.ndarray, float | None, str]:
     """Tokens of a second mode that are no pattern of the field: mask, threshold in ``relative``, or why there are none.
 
     Args:
         relative: (n, rows, cols), of ``log_ratio``.
         usable: bool, cells that count.
         least_ratio: The median of the second mode over the median, at least.
+        comparisons: As in ``find_outliers``.
     """
     least = float(np.log(least_ratio))
     note = "no second mode"
-    for mode in second_modes(relative[usable], least=least):
+    for mode in second_modes(relative[usable], least=least, comparisons=comparisons):
         mask: np.ndarray = (relative > mode.threshold) & usable
         note = why_pattern(relative, mask, usable) or _why_repeated(relative, mask, usable, least)
         if not note:
@@ -151,7 +158,9 @@ def _clean(norms: Tensor, note: str) -> Outliers:
 def _result(values: np.ndarray, usable: np.ndarray, mask: np.ndarray, cutoff: float) -> Outliers:
     share = float(mask.sum() / usable.sum())
     rest = usable & ~mask
-    low = float(np.median(values[rest])) if rest.any() else 0.0
-    ratio = float(np.median(values[mask])) / low if mask.any() and low > 0 else None
+    ratio = None
+    if mask.any() and rest.any() and np.median(values[rest]) > 0:
+        relative = np.exp(log_ratio(values, usable))
+        ratio = float(np.median(relative[mask]) / np.median(relative[rest]))
     note = f"{share:.0%} of the patches are flagged, more than a tenth: look at the maps" if share > MANY else ""
     return Outliers(cutoff, torch.from_numpy(mask), share, ratio, note)

@@ -29,13 +29,14 @@ class Sinks(NamedTuple):
     strongest: float
 
 
-def find_sinks(received: Tensor, valid: Tensor | None = None) -> Sinks:
+def find_sinks(received: Tensor, valid: Tensor | None = None, comparisons: int = 1) -> Sinks:
     """Patches that receive at least five times the attention of the median patch, as a second mode of single tokens.
 
     Args:
         received: (n, rows, cols), the mean attention probability each patch receives; its sum
             over all tokens of an image is 1.
         valid: (n, rows, cols) bool, False for padded cells.
+        comparisons: How many blocks are looked at; as in ``find_outliers``.
 
     Raises:
         ValueError: for another shape, or NaN and infinite values.
@@ -48,7 +49,7 @@ def find_sinks(received: Tensor, valid: Tensor | None = None) -> Sinks:
     if not usable.any():
         return nothing
     relative = log_ratio(values, usable)
-    mask, threshold, _ = high_tokens(relative, usable, LEAST_RATIO)
+    mask, threshold, _ = high_tokens(relative, usable, LEAST_RATIO, comparisons)
     if threshold is None:
         return nothing
     mass = float((values * mask).sum() / len(values))
