@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 import regista
+from regista.backbones.weights import weights_hash
 from regista.cli.main import main
 
 
@@ -98,7 +99,12 @@ def test_settings_come_from_file_and_words(photos: Path, tmp_path: Path, capsys:
         (("tiny", "test_time", "PHOTOS", "top_k=few"), "top_k wants a whole number or None"),
         (("tiny", "trained", "--batch-size", "3"), "has no setting 'batch_size'"),
         (("tiny", "test_time", "PHOTOS"), "shows no outlier tokens"),
-        (("tiny", "trained", "--config", "missing.yaml"), "missing.yaml"),
+        (("tiny", "trained", "--config", "missing.yaml"), "settings (missing.yaml): No such file or directory"),
+        (("tiny-planted", "test_time", "PHOTOS", "--format", "timm"), "--format regista"),
+        (("tiny", "phreg", "PHOTOS", "unfrozen=nonsense"), "unfrozen: unknown ['nonsense']"),
+        (("tiny", "phreg", "PHOTOS", "mode=denoise", "--registers", "4"), "no use for registers beside mode=denoise"),
+        (("tinny", "trained"), "unknown model 'tinny'"),
+        (("tiny", "trained", "--resume"), "--resume needs the folder of the run"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -110,6 +116,104 @@ def test_mistakes_are_one_line(
     assert code == 1
     assert message in error
     assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "runs/fix-001").exists()  # free for the next try
+
+
+SHORT = ("epochs=1", "num_views=2", "batch_size=3", "held_out=0.4", "lr=1e-5", "image_size=56", "--registers", 2)
+
+
+def test_a_run_goes_on_only_as_it_was_begun(photos: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "run"
+    text, _, code = run(capsys, "fix", "tiny", "phreg", photos, *SHORT, "-o", out, "-q")
+    assert code == 0
+    assert "held-out cosine to the target" in text
+    record, model = (out / "run.json").read_bytes(), (out / "model/model.safetensors").read_bytes()
+    for words, differing in (
+        (("tiny", "trained"), "method 'phreg', now 'trained'"),
+        (("tiny", "phreg", photos, *SHORT, "--seed", 1), "config.seed 0, now 1"),
+        (("tiny", "phreg", photos / "0.png", photos / "1.png", *SHORT), "images "),
+        (("tiny-planted", "phreg", photos, *SHORT), "model "),
+    ):
+        _, error, code = run(capsys, "fix", *words, "-o", out, "--resume")
+        assert code == 1
+        assert "was run otherwise" in error
+        assert differing in error
+    again, error, code = run(capsys, "fix", "tiny", "phreg", photos, *SHORT, "-o", out, "--resume")
+    assert code == 0
+    assert again == text
+    assert "is finished; nothing is left to do" in error
+    assert (out / "run.json").read_bytes() == record
+    assert (out / "model/model.safetensors").read_bytes() == model
+
+
+def test_resume_in_a_new_folder_says_that_it_begins(photos: Path, tmp_path: Path, capsys: Any) -> None:
+    words = ("fix", "tiny-planted", "test-time", photos, "-o", tmp_path / "new", "--resume")
+    _, error, code = run(capsys, *words)
+    assert code == 0
+    assert f"no run in {tmp_path / 'new'} yet; this begins one" in error
+
+
+def test_the_record_says_what_was_cured_on(photos: Path, tmp_path: Path, capsys: Any) -> None:
+    (photos / "broken.png").write_bytes(b"no image")
+    out = tmp_path / "run"
+    words = ("fix", "tiny-planted", "test-time", photos, photos / "0.png", "-o", out)
+    _, error, code = run(capsys, *words)
+    assert code == 0
+    assert "1 of 8 files were named twice" in error
+    assert error.count("broken.png") == 1
+    record = json.loads((out / "run.json").read_text())
+    assert record["skipped"] == [[str(photos / "broken.png"), "not an image, or broken at its beginning"]]
+    assert record["images"] == {"given": [str(photos), str(photos / "0.png")], "count": 7, "tested": 7}
+    assert record["weights_hash"] == weights_hash(regista.load("tiny-planted").module)
+    assert record["fixed_weights_hash"]
+
+
+def test_a_failed_run_leaves_its_folder_free(photos: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "run"
+    for _ in range(2):  # the second try meets the same mistake, not the remains of the first
+        _, error, code = run(capsys, "fix", "tiny", "test_time", photos, "-o", out)
+        assert code == 1
+        assert "shows no outlier tokens" in error
+    assert not out.exists()
+    for command in (("diagnose", "tinny", photos), ("compare", "tiny", "tinny", "--images", photos)):
+        _, error, code = run(capsys, *command, "-o", out)
+        assert code == 1
+        assert "unknown model" in error
+        assert not out.exists()
+
+
+def test_an_old_run_survives_a_mistake_in_the_next(photos: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "run"
+    assert run(capsys, "fix", "tiny", "trained", "-o", out, "-q")[2] == 0
+    record = (out / "run.json").read_bytes()
+    for words in (("fix", "tinny", "trained"), ("fix", "tiny-planted", "test_time", photos, "--format", "onnx")):
+        assert run(capsys, *words, "-o", out, "--force")[2] == 1
+        assert (out / "run.json").read_bytes() == record
+
+
+def test_cautions_are_printed(photos: Path, tmp_path: Path, capsys: Any) -> None:
+    _, error, _ = run(capsys, "fix", "tiny", "trained", photos, "--registers", 4, "-o", tmp_path / "run")
+    assert "random and untrained" in error
+    _, error, _ = run(capsys, "fix", "tiny-planted", "test_time", photos, "top_k=0", "-o", tmp_path / "idle")
+    assert "register stays idle" in error
+    assert "no cure: " in error
+    assert "fitted on 6 images only" in error
+
+
+def test_an_export_that_fails_after_all_loses_no_model(
+    photos: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regista.export import model_export
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("the tokens differ")
+
+    monkeypatch.setitem(model_export._WRITERS, "timm", refuse)
+    out = tmp_path / "run"
+    _, error, code = run(capsys, "fix", "tiny", "trained", "--format", "timm", "-o", out)
+    assert code == 0
+    assert "written for Regista, not as timm: the tokens differ" in error
+    assert regista.load(out / "model").num_register_tokens == 4
 
 
 def test_ablate(photos: Path, tmp_path: Path, capsys: Any) -> None:

@@ -14,8 +14,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from regista.data.images import UnreadableImage, find_images, load_image, load_images
+from regista.data.images import (
+    UnreadableImage,
+    files_digest,
+    find_images,
+    load_image,
+    load_images,
+    skipped_files,
+    unique_files,
+)
 from regista.data.reading import to_rgb
+from regista.data.skipping import tell_skipped
 
 # Four quadrants, so that any turn, flip or inversion shows: rows, then columns.
 COLOURS = np.array([[[250, 10, 10], [10, 250, 10]], [[10, 10, 250], [240, 240, 30]]], dtype=np.uint8)
@@ -258,3 +267,25 @@ def test_a_float_image_without_a_finite_pixel_is_unreadable(tmp_path: Path) -> N
     Image.fromarray(np.full((8, 8), np.nan, np.float32)).save(tmp_path / "nan.tiff")
     with pytest.raises(UnreadableImage, match=r"nan\.tiff"):
         load_image(tmp_path / "nan.tiff")
+
+
+def test_a_file_counts_once_by_whatever_name(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.png", tmp_path / "b.png"
+    for path in (first, second):
+        path.write_bytes(b"x")
+    (tmp_path / "link.png").symlink_to(first)
+    again = tmp_path / "." / ".." / tmp_path.name / "a.png"
+    assert unique_files([first, second, again, tmp_path / "link.png", second]) == [first, second]
+    assert files_digest([first, second]) == files_digest([first, second]) != files_digest([second, first])
+
+
+def test_skipped_files_are_told_to_all_who_listen(tmp_path: Path) -> None:
+    tell_skipped("nobody listens", "so what")
+    with skipped_files() as outer:
+        tell_skipped(tmp_path / "a", "torn")
+        with skipped_files() as inner:
+            tell_skipped(tmp_path / "b", "empty")
+            tell_skipped(tmp_path / "b", "empty")
+    tell_skipped("late", "nobody listens")
+    assert inner == {str(tmp_path / "b"): "empty"}
+    assert outer == {str(tmp_path / "a"): "torn", str(tmp_path / "b"): "empty"}

@@ -5,15 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 import regista
 from regista.backbones.tiny import tiny_vit
 from regista.methods import fixing
-from regista.methods.protocol import State, Workspace, method_class
+from regista.methods.fixing import chosen_method
+from regista.methods.protocol import State, Workspace, method_class, method_names
 from tests.backbones.probes import pictures, unchanged
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Path]:
+    rng = np.random.default_rng(0)
+    paths = [tmp_path / f"{index}.png" for index in range(5)]
+    for path in paths:
+        Image.fromarray(rng.integers(0, 255, (4, 4, 3), dtype=np.uint8)).resize((112, 112)).save(path)
+    return paths
 
 
 @pytest.mark.parametrize(
@@ -31,6 +43,55 @@ from tests.backbones.probes import pictures, unchanged
 def test_settings_that_cannot_be_are_refused_before_anything_is_done(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         regista.fix("no such model", "test_time", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "denoise", "registers": 4}, "'phreg' has no use for registers beside mode=denoise"),
+        ({"mode": "denoise", "num_views": 3, "lr": 1e-4}, "no use for lr beside mode=denoise, num_views=3"),
+    ],
+)
+def test_settings_without_effect_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        regista.fix("no such model", "phreg", **settings)
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    broken = tiny_vit()
+    with torch.no_grad():
+        broken.module.blocks[1].mlp.fc1.weight[3, 4] = float("nan")  # type: ignore[index, union-attr]
+    for method in ("trained", "last"):
+        with pytest.raises(ValueError, match=r"1 of \d+ values of 'blocks.1.mlp.fc1.weight' are NaN"):
+            regista.fix(broken, method)
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_the_outline_is_of_the_kind_that_comes_out(name: str, sick: Any, photos: list[Path]) -> None:
+    settings: dict[str, Any] = {"phreg": {"epochs": 1, "num_views": 2, "held_out": 0.4, "lr": 1e-5}}.get(name, {})
+    method = chosen_method(name, settings)
+    with unchanged(sick.module):
+        outline = method.outline(sick)
+    try:
+        fixed = regista.fix(sick, name, photos, **settings)
+    except ValueError as error:  # images of noise may show no defect
+        pytest.skip(str(error))
+    assert outline.needs_regista == fixed.needs_regista
+    assert outline.layout().segments == fixed.layout().segments
+
+
+def test_what_is_to_be_careful_about_is_in_the_notes(sick: Any, images: Tensor) -> None:
+    assert (
+        "fitted on 7 images only: use a few dozen of the kind you care about"
+        in regista.fix(sick, "test_time", images).notes
+    )
+    assert any("fitted on one image" in note for note in regista.fix(sick, "test_time", images[:1], top_k=2).notes)
+    assert any("register stays idle" in note for note in regista.fix(sick, "test_time", images, top_k=0).notes)
+    low = regista.fix(sick, "neighbour_average", images, cutoff=1.0, block=2)
+    assert any("count as outliers, more than a tenth" in note for note in low.notes)
+    many = regista.fix(sick, "trained", registers=300)
+    assert any(note.startswith("300 registers beside ") for note in many.notes)
+    assert not any("beside" in note for note in regista.fix(sick, "trained", registers=4).notes)
 
 
 def test_unknown_methods_and_models_are_refused() -> None:

@@ -41,6 +41,12 @@ def test_foreign_kind(tmp_path: Path) -> None:
         open_run(tmp_path / "run")
 
 
+def test_a_cure_is_told_where_its_page_comes_from(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", kind="fix")
+    with pytest.raises(ValueError, match=r"run\.json .*regista compare MODEL .*/run/model --images"):
+        open_run(tmp_path / "run")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_unfinished_run(tmp_path: Path, kind: str) -> None:
     RunFolder.create(tmp_path / "run", kind=kind)

@@ -114,11 +114,36 @@ def test_resume(tmp_path: Path, run: RunFolder) -> None:
     assert RunFolder.create(tmp_path / "fresh", "test", resume=True).record.metrics == {}
 
 
+def test_a_run_that_came_to_nothing_goes(tmp_path: Path) -> None:
+    for results, stays in (((), False), (("work",), False), (("arrays", "work"), True)):
+        run = RunFolder.create(tmp_path / "run", "test")
+        run.write_arrays("arrays/00", {"a": np.zeros(2)})
+        with pytest.raises(ValueError, match="a mistake"), run.worth_keeping(*results):
+            raise ValueError("a mistake")
+        assert run.path.exists() is stays
+    with pytest.raises(KeyboardInterrupt), run.worth_keeping():
+        raise KeyboardInterrupt
+    assert run.path.exists()
+
+
+def test_a_look_at_a_folder_touches_nothing(tmp_path: Path, run: RunFolder) -> None:
+    assert RunFolder.check(tmp_path / "new", "test") is None
+    assert not (tmp_path / "new").exists()
+    before = (run.path / "run.json").read_bytes()
+    assert RunFolder.check(run.path, "test", force=True) is None
+    found = RunFolder.check(run.path, run.record.kind, resume=True)
+    assert found is not None
+    assert found.record == run.record
+    assert (run.path / "run.json").read_bytes() == before
+    with pytest.raises(ValueError, match="holds a run already"):
+        RunFolder.check(run.path, run.record.kind)
+
+
 def test_places_that_will_not_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match="is a file"):
         RunFolder.create(tmp_path / "file", "test", force=True)
-    with pytest.raises(ValueError, match="cannot write"):
+    with pytest.raises(ValueError, match="cannot make the folder"):
         RunFolder.create(tmp_path / "file/below", "test")
     with pytest.raises(ValueError, match="no such folder"):
         RunFolder.open(tmp_path / "gone")

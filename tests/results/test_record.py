@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from regista.results import RunRecord
+from regista.results.record import differences
 from regista.results.writing import plain
 
 RECORD = RunRecord("test", "2030-01-01T00:00:00+00:00")
@@ -126,3 +127,10 @@ def test_values_of_an_older_form_are_filled_in() -> None:
         RunRecord.from_dict({"format": "regista-run", "schema_version": 1})
     with pytest.raises(ValueError, match="not the record of a run"):
         RunRecord.from_dict({"kind": "test", "created": "then"})
+
+
+def test_differences_are_named() -> None:
+    then = {"same": 1, "lr": 1e-5, "inner": {"a": [1], "b": 2}}
+    assert differences(then, then) == []
+    now = {"same": 1, "lr": 2e-5, "inner": {"a": [1], "b": 3}, "more": None, "new": "x"}
+    assert differences(then, now) == ["lr 1e-05, now 2e-05", "inner.b 2, now 3", "new None, now 'x'"]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regista.backbones.base import Backbone
 
-ADVICE = "it needs Regista: save_pretrained and regista.load keep it as it is"
+ADVICE = "it needs Regista: save_pretrained (--format regista) and regista.load keep it as it is"
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,9 @@ def command(
     registers, views, shift ratio, unfrozen parts. Settings of the full arm are key=value. Another study with
     --resume in the same folder takes over the arms that both have.
     """
-    from regista.data.images import find_images
     from regista.methods.phreg.ablation import run_study
     from regista.methods.phreg.config import PhregConfig
+    from regista.methods.phreg.method import Phreg
     from regista.methods.settings import configured, parsed
     from regista.results import RunFolder
 
@@ -70,14 +70,16 @@ def command(
     chosen: PhregConfig = configured(PhregConfig, settings, what="method 'phreg'")
     if not files:
         raise ValueError("no images given; name files, folders or patterns after the model")
-    paths = find_images(files)
     voice = options.Voice(quiet=quiet, json=json_output)
-    run = RunFolder.create(out or options.new_folder("ablate"), "ablation", force=force, resume=resume)
+    paths = options.find_photos(files, voice)
+    folder = options.run_folder("ablate", "ablation", out, force=force, resume=resume, voice=voice)
     teacher = options.load_model(model, device=device.value, dtype="float32", image_size=image_size)
     healthy = None
     if reference is not None:
         healthy = options.load_model(reference, device=device.value, dtype="float32", image_size=image_size)
-    with stages(quiet=quiet or json_output) as progress:
+    Phreg(chosen).outline(teacher)
+    run = RunFolder.create(folder, "ablation", force=force, resume=resume)
+    with run.worth_keeping("arms"), stages(quiet=quiet or json_output) as progress:
         rows = run_study(
             teacher,
             paths,

@@ -147,7 +147,6 @@ def _run(
     voice: options.Voice,
 ) -> None:
     from regista.backbones.weights import weights_hash
-    from regista.data.images import find_images
     from regista.diagnosis.comparison import compare
     from regista.diagnosis.comparison_record import KIND, save_comparison
     from regista.report.compare_poster import comparison_picture
@@ -155,15 +154,16 @@ def _run(
     from regista.report.html import write_report
     from regista.results import RunFolder
 
-    paths = find_images(files)
-    folder = RunFolder.create(out, KIND, force=force)
+    paths = options.find_photos(files, voice)
+    RunFolder.check(out, KIND, force=force)
     backbones = []
     for spec in specs:
-        folder.log("loading", model=spec)
         backbones.append(options.load_model(spec, image_size=config.image_size, **load))
         voice.detail("\n".join([spec, *backbones[-1].notes]))
+    folder = RunFolder.create(out, KIND, force=force)
     total = len(paths) * (len(specs) + 1)
-    with progress_bar("comparing", total, quiet=voice.quiet or voice.json) as progress:
+    bar = progress_bar("comparing", total, quiet=voice.quiet or voice.json)
+    with folder.worth_keeping(), bar as progress:
         found = compare(backbones, paths, config=config, denoise=denoise, timed_rounds=rounds, progress=progress)
     for model in found.models:
         folder.log("compared", model=model.diagnosis.model, verdict=model.verdict, sentence=model.sentence)

@@ -14,6 +14,7 @@ from regista.cli import options
 from regista.cli.progress import progress_bar
 
 if TYPE_CHECKING:
+    from regista.backbones.base import Backbone
     from regista.diagnosis.config import DiagnosisConfig
 
 
@@ -105,7 +106,6 @@ def _run(
 ) -> None:
     from regista.backbones.weights import weights_hash
     from regista.data.annotations import read_targets
-    from regista.data.images import find_images
     from regista.diagnosis.examination import diagnose
     from regista.diagnosis.record import save_diagnoses
     from regista.report.html import write_report
@@ -113,20 +113,25 @@ def _run(
 
     if not files:
         raise ValueError("no images given; name files, folders or patterns after the model")
-    paths = find_images(files)
+    paths = options.find_photos(files, voice)
     targets = read_targets(boxes=boxes, masks=masks) if boxes or masks else None
-    folder = RunFolder.create(out, kind, force=force)
+    RunFolder.check(out, kind, force=force)
+
+    def load_one(spec: str) -> Backbone:
+        return options.load_model(spec, image_size=config.image_size, **load)
+
     found, hashes = [], []
+    backbone: Backbone | None = load_one(next(iter(specs)))  # a wrong name leaves no folder behind
+    folder = RunFolder.create(out, kind, force=force)
     for spec in specs:
-        folder.log("loading", model=spec)
-        backbone = options.load_model(spec, image_size=config.image_size, **load)
-        voice.detail("\n".join([spec, *backbone.notes]))
-        with progress_bar(spec, len(paths), quiet=voice.quiet or voice.json) as progress:
+        with folder.worth_keeping(), progress_bar(spec, len(paths), quiet=voice.quiet or voice.json) as progress:
+            backbone = backbone or load_one(spec)
+            voice.detail("\n".join([spec, *backbone.notes]))
             result = diagnose(backbone, paths, config=config, targets=targets, progress=progress)
         found.append(result)
         hashes.append(weights_hash(backbone.module))
         folder.log("diagnosed", model=spec, verdict=result.verdict, kinds=result.kinds, weights_hash=hashes[-1])
-        del backbone
+        backbone = None  # one at a time in memory
     for path, reason in found[0].images["skipped"]:
         voice.note(f"skipped {path}: {reason}")
     voice.note(found[0].images["note"])

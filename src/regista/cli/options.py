@@ -92,9 +92,13 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     import yaml
 
+    from regista.results.writing import in_words
+
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ValueError(f"settings ({path}): {in_words(error)}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"settings ({path}): {error}") from error
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise ValueError(f"settings ({path}): wanted lines of key: value, got {type(found).__name__}")
@@ -112,6 +116,8 @@ def resolve(schema: type[T], config: Path | None, settings: Sequence[str], flags
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    from regista.results.writing import in_words
+
     given = {
         key: value.value if isinstance(value, Enum) else value for key, value in flags.items() if value is not None
     }
@@ -122,7 +128,9 @@ def resolve(schema: type[T], config: Path | None, settings: Sequence[str], flags
             layers.append(OmegaConf.load(config))
         layers += [OmegaConf.from_dotlist(list(settings)), OmegaConf.create(given)]
         merged: T = OmegaConf.to_object(OmegaConf.merge(*layers))  # type: ignore[assignment]
-    except (OmegaConfBaseException, YAMLError, TypeError, OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ValueError(f"settings ({config}): {in_words(error)}") from error
+    except (OmegaConfBaseException, YAMLError, TypeError, UnicodeDecodeError) as error:
         known = ", ".join(field.name for field in fields(schema))  # type: ignore[arg-type]
         where = f"settings ({config})" if config is not None else "settings"
         hint = "; a size is written image_size=[84,70]" if "image_size" in str(error) else ""
@@ -141,6 +149,37 @@ def new_folder(kind: str, root: Path = Path("runs")) -> Path:
     """The next free numbered folder, e.g. runs/diagnose-003."""
     taken = [int(match[1]) for path in root.glob(f"{kind}-*") if (match := re.fullmatch(rf"{kind}-(\d+)", path.name))]
     return root / f"{kind}-{max(taken, default=0) + 1:03d}"
+
+
+def run_folder(command: str, kind: str, out: Path | None, *, force: bool, voice: Voice, resume: bool = False) -> Path:
+    """Where a command writes, refused before anything is loaded if it cannot be.
+
+    Args:
+        command: A folder of its own, runs/COMMAND-001 and so on, is taken if ``out`` is None.
+        kind: Of the run.
+
+    Raises:
+        ValueError: as ``RunFolder.check``, and for --resume without a folder.
+    """
+    from regista.results import RunFolder
+
+    if resume and out is None:
+        raise ValueError("--resume needs the folder of the run: -o FOLDER")
+    folder = out or new_folder(command)
+    if RunFolder.check(folder, kind, force=force, resume=resume) is None and resume:
+        voice.note(f"no run in {folder} yet; this begins one")
+    return folder
+
+
+def find_photos(files: Sequence[str], voice: Voice) -> list[Path]:
+    """The image files that are named, each once, however often it is named."""
+    from regista.data.images import find_images, unique_files
+
+    found = find_images(files) if files else []
+    once = unique_files(found)
+    if len(once) < len(found):
+        voice.note(f"{len(found) - len(once)} of {len(found)} files were named twice; each counts once")
+    return once
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,14 @@ from regista.data.placement import FittedImages, Placement, describe
 from regista.data.reading import (
     LoadedImages,
     UnreadableImage,
+    files_digest,
     find_images,
     load_image,
     load_images,
     none_left,
+    unique_files,
 )
+from regista.data.skipping import skipped_files, tell_skipped
 
 __all__ = [
     "FitPolicy",
@@ -27,10 +30,13 @@ __all__ = [
     "LoadedImages",
     "Placement",
     "UnreadableImage",
+    "files_digest",
     "find_images",
     "fit_images",
     "load_image",
     "load_images",
+    "skipped_files",
+    "unique_files",
 ]
 
 
@@ -86,6 +92,7 @@ class ImageStream:
         for index, fitted in enumerate(self._fitted()):
             if isinstance(fitted, str):
                 self.skipped.append((self.paths[index], fitted))
+                tell_skipped(self.paths[index], fitted)
                 continue
             self.placements += fitted.placements
             indices.append(index)

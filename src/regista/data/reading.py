@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,6 +115,20 @@ def find_images(paths: str | Path | Sequence[str | Path]) -> list[Path]:
             raise ValueError(f"{given}: no image found there; wanted files such as .jpg, .png or .tif")
         found += inside
     return found
+
+
+def unique_files(paths: Sequence[Path]) -> list[Path]:
+    """The files in their order, each once, by whatever name it comes again."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def files_digest(paths: Sequence[Path]) -> str:
+    """A hash of the names and sizes of files, in their order; cheap, and no proof that their content is the same."""
+    lines = [f"{path.name} {path.stat().st_size}" for path in paths]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def load_images(paths: str | Path | Sequence[str | Path]) -> LoadedImages:

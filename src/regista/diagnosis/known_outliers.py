@@ -16,6 +16,7 @@ from regista.data.images import find_images
 from regista.diagnosis.config import DiagnosisConfig
 from regista.diagnosis.examination import diagnose
 from regista.diagnosis.measuring import token_norms
+from regista.diagnosis.outliers import MANY
 from regista.diagnosis.source import ImageSource
 
 SAMPLED = 32
@@ -77,6 +78,13 @@ def outlier_rule(
         )
     count = int(found.outliers.sum())
     return OutlierRule(found.outlier_block, found.cutoff, found.onset_block, count, found.share)
+
+
+def too_many(share: float) -> tuple[str, ...]:
+    """A caution if more than a tenth of the patches count as outliers."""
+    if share <= MANY:
+        return ()
+    return (f"{share:.0%} of the patches count as outliers, more than a tenth: that many are rarely outliers",)
 
 
 def some_of(images: Any, most: int = SAMPLED) -> Any:

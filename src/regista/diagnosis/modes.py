@@ -92,9 +92,7 @@ def evidence_needed(count: np.ndarray, total: int, comparisons: int = 1) -> np.n
     return needed
 
 
-def _too_empty(
-    x: np.ndarray, total: int, least: float, comparisons: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _too_empty(x: np.ndarray, total: int, least: float, comparisons: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Windows (values above, values inside, evidence) with enough evidence; x falls from the top."""
     ranks = _ranks(x[: min(len(x) - 3, int(MOST * total) + 2)])
     first, last = (ranks[index] for index in np.triu_indices(len(ranks)))

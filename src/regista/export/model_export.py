@@ -122,6 +122,23 @@ def _chosen(backbone: Backbone, wanted: str) -> str:
     return wanted
 
 
+def check_format(backbone: Backbone, format: Format) -> str:  # noqa: A002
+    """What ``export_model`` would write, and its refusals that the kind of model decides, before there are weights.
+
+    Args:
+        backbone: Of the same kind as the model that is to be written.
+
+    Raises:
+        ValueError: for a model that the format cannot express, or that needs Regista.
+    """
+    kind = _chosen(backbone, format)
+    if kind == "timm":
+        as_timm_backbone(backbone)
+    elif kind == "transformers":
+        _as_transformers(backbone)
+    return kind
+
+
 def _check_folder(folder: Path, force: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; give a folder")
@@ -143,12 +160,16 @@ def _write_timm(backbone: Backbone, folder: Path) -> _Written:
     return replace(written, notes=tuple(dict.fromkeys([*written.notes, *notes_on_other_sizes(converted)])))
 
 
-def _write_transformers(backbone: Backbone, folder: Path) -> _Written:
+def _as_transformers(backbone: Backbone) -> Backbone:
     try:
         from regista.backbones.transformers_format import to_transformers
     except ImportError as error:
         raise ValueError(f"this needs transformers ({error}); pip install 'regista[transformers]'") from error
-    converted = to_transformers(backbone)
+    return to_transformers(backbone)
+
+
+def _write_transformers(backbone: Backbone, folder: Path) -> _Written:
+    converted = _as_transformers(backbone)
     converted.save_pretrained(folder)
     return _compared("transformers", backbone, converted, folder)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
@@ -26,10 +26,12 @@ class State:
     Attributes:
         record: Plain values for the history of the model.
         tensors: {name: tensor}.
+        notes: What a user should know of this cure.
     """
 
     record: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,18 @@ class Method(ABC):
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.config_class() if config is None else config
+
+    def unused(self, given: Collection[str]) -> list[str]:
+        """Which of the settings that were given have no effect beside the others."""
+        return []
+
+    def outline(self, backbone: Backbone) -> Backbone:
+        """A backbone of the kind that ``apply`` will give, with other numbers in it: for checks before ``fit``.
+
+        Raises:
+            ValueError: for a model that the method cannot treat.
+        """
+        return backbone
 
     @abstractmethod
     def fit(

@@ -30,6 +30,12 @@ SHAPES = {
 NOT_PER_IMAGE = ("position_frequency", "histogram_counts", "histogram_edges")
 NO_GRID = ("thumbnails", "histogram_counts", "histogram_edges")
 
+ELSEWHERE = {
+    "fix": "its numbers are in run.json and model/README.md; for a page run `regista compare MODEL {path}/model "
+    "--images IMAGES`",
+    "ablation": "its table is the .md file in the folder",
+}
+
 
 @dataclass(frozen=True)
 class DiagnosisRun:
@@ -86,7 +92,7 @@ def open_run(path: Path) -> DiagnosisRun:
     if record.kind not in KINDS:
         raise ValueError(
             f"{path} is a run of kind {record.kind!r}; a report is made of {', '.join(KINDS)}: "
-            "run `regista diagnose` first"
+            + ELSEWHERE.get(record.kind, "run `regista diagnose` first").format(path=path)
         )
     if not record.models:
         raise ValueError(f"{path} holds no result: the run did not come to its end; run it again with --force")

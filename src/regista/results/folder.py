@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -52,27 +54,46 @@ class RunFolder:
                 finds a run of another kind; if the folder cannot be written.
         """
         path = Path(path)
-        if force and resume:
-            raise ValueError("--force begins anew and --resume goes on; give one of them")
-        if path.exists() and not path.is_dir():
-            raise ValueError(f"{path} is a file, not a folder for a run")
+        there = cls.check(path, kind, force=force, resume=resume)
+        if there is not None:
+            return there
         if path.is_dir() and not _is_empty(path):
-            if not _is_run(path):
-                raise ValueError(
-                    f"{path} holds files that are no run of regista, which --force does not replace either; "
-                    "choose another folder"
-                )
-            if resume:
-                return cls._resumed(path, kind)
-            if not force:
-                raise ValueError(f"{path} holds a run already; --force (force=True) replaces it")
             _clear(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"cannot make the folder {path}: {in_words(error)}") from error
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         command = [str(plain(word, "command", [])) for word in [Path(sys.argv[0] or "python").name, *sys.argv[1:]]]
         record = RunRecord(kind, created, command, versions=library_versions(), commit=source_commit())
         run = cls(path, record)
         run._write_record(record)
         return run
+
+    @classmethod
+    def check(cls, path: str | Path, kind: str, *, force: bool = False, resume: bool = False) -> RunFolder | None:
+        """Refuse what ``create`` would, and touch nothing: the run to go on with, or None if one is to begin.
+
+        Raises:
+            ValueError: as ``create``, but for what only writing shows.
+        """
+        path = Path(path)
+        if force and resume:
+            raise ValueError("--force begins anew and --resume goes on; give one of them")
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"{path} is a file, not a folder for a run")
+        if not path.is_dir() or _is_empty(path):
+            return None
+        if not _is_run(path):
+            raise ValueError(
+                f"{path} holds files that are no run of regista, which --force does not replace either; "
+                "choose another folder"
+            )
+        if resume:
+            return cls._resumed(path, kind)
+        if not force:
+            raise ValueError(f"{path} holds a run already; --force (force=True) replaces it")
+        return None
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -111,6 +132,22 @@ class RunFolder:
         self._write_record(record)
         self.record = record
         return record
+
+    @contextmanager
+    def worth_keeping(self, *results: str) -> Iterator[None]:
+        """Within, a mistake of the user's takes the folder away again, so that it is free for the next try.
+
+        Args:
+            results: Names in the folder; it stays if one of them is there.
+        """
+        try:
+            yield
+        except ValueError:
+            if not any((self.path / name).exists() for name in results):
+                with contextlib.suppress(ValueError, OSError):
+                    _clear(self.path)
+                    self.path.rmdir()
+            raise
 
     def write_arrays(self, name: str, arrays: Mapping[str, np.ndarray]) -> Path:
         """Write named arrays into one safetensors file.

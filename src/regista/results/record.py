@@ -129,6 +129,23 @@ def read_record(path: Path) -> RunRecord:
         raise ValueError(f"{path}: {error}") from error
 
 
+def differences(then: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
+    """What is not the same, name by name, in words: ["config.lr 1e-05, now 2e-05"].
+
+    Args:
+        then, now: Plain values; those that are mappings are compared inside.
+        within: Put before the names.
+    """
+    found: list[str] = []
+    for name, value in now.items():
+        before = then.get(name)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            found += differences(before, value, f"{within}{name}.")
+        elif before != value:
+            found.append(f"{within}{name} {before!r}, now {value!r}")
+    return found
+
+
 def _check_types(values: Mapping[str, Any]) -> None:
     """Lists are lists and dicts dicts, so that readers need not look."""
     for item in fields(RunRecord):

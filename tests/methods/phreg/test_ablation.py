@@ -80,7 +80,7 @@ def test_studies_share_their_arms(photos: list[Path], tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"lr": 2e-5}, r"full was run otherwise \(lr 1e-05, now 2e-05\)"),
+    ({"lr": 2e-5}, r"full was run otherwise \(config.lr 1e-05, now 2e-05\)"),
     ({"seed": 1}, "judged"),
     ({}, "teacher"),
 ])  # fmt: skip

@@ -21,7 +21,7 @@ from regista.methods.phreg import denoise
 from regista.methods.phreg.computing import image_views
 from regista.methods.phreg.config import PhregConfig
 from regista.methods.phreg.distilling import split, train_config
-from regista.methods.phreg.method import Phreg, image_files
+from regista.methods.phreg.method import Phreg, image_files, what_training_did
 from regista.methods.phreg.student import make_student, parts_of, trained_parameters
 from regista.methods.protocol import Workspace
 from tests.backbones.probes import pictures
@@ -176,15 +176,51 @@ def test_mistakes(photos: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path:
     ({"lr_candidates": ()}, "learning rates are positive"),
     ({"end_lr": 1e-5}, "end_lr goes with a larger lr, got end_lr 1e-05 and lr None"),
     ({"lr": 1e-5, "end_lr": 1e-4}, "end_lr goes with a larger lr"),
-    ({"weight_decay": float("nan")}, "weight_decay and mse_scale are 0 or more, got nan"),
-    ({"mse_scale": -1.0}, "weight_decay and mse_scale"),
-    ({"num_workers": -1}, "num_workers and seed"),
-    ({"seed": -1}, "num_workers and seed"),
-    ({"held_out": 1.0}, "held_out"),
+    ({"weight_decay": float("nan")}, "weight_decay is 0 or more, got nan"),
+    ({"mse_scale": -1.0}, "mse_scale is 0 or more, got -1.0"),
+    ({"num_workers": -1}, "num_workers is 0 or more, got -1"),
+    ({"seed": -1}, "seed is 0 or more, got -1"),
+    ({"held_out": 0.99}, "held_out is a share above 0 and at most 0.5"),
+    ({"epochs": 0}, "^epochs is at least 1, got 0"),
+    ({"num_views": 0}, "^num_views is at least 1, got 0"),
+    ({"shift_ratio": 1.0}, "shift_ratio"),
+    ({"unfrozen": "nonsense"}, r"unfrozen: unknown \['nonsense'\]"),
 ])  # fmt: skip
 def test_settings_are_checked_before_anything_is_computed(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PhregConfig(**change)
+
+
+def test_what_a_model_cannot_do_is_said_before_targets_are_computed(photos: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has blocks 0 to 3"):
+        regista.fix(model(), "phreg", photos, workspace=tmp_path / "work", unfrozen="block:9", **SHORT)
+    with pytest.raises(ValueError, match="clip-released"):
+        regista.fix(model(), "phreg", photos, workspace=tmp_path / "work", read_out="clip-released", **SHORT)
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_student_that_diverges_is_not_handed_out(photos: list[Path]) -> None:
+    with pytest.raises(ValueError, match=r"has diverged: on held-out images its cosine .* lower lr|not finite|NaN"):
+        regista.fix(model(), "phreg", photos, **{**SHORT, "lr": 100.0})
+
+
+def test_a_student_that_got_worse_comes_with_a_note() -> None:
+    before = {"held_out_cosine": 0.9, "held_out_loss": 0.3}
+    assert what_training_did(before, {"held_out_cosine": 0.95, "held_out_loss": 0.2}) == ()
+    (note,) = what_training_did(before, {"held_out_cosine": 0.88, "held_out_loss": 0.35})
+    assert "loss 0.3 -> 0.35, cosine to the denoised target 0.900 -> 0.880" in note
+    for cosine in (0.4, float("nan")):
+        with pytest.raises(ValueError, match="diverged"):
+            what_training_did(before, {"held_out_cosine": cosine, "held_out_loss": 0.2})
+
+
+def test_photos_that_cannot_be_read_are_named(photos: list[Path], tmp_path: Path) -> None:
+    broken = photos[0].parent / "broken.png"
+    broken.write_bytes(b"no image")
+    for resume in (False, True):  # also where an earlier run found it
+        work = Workspace(tmp_path / "work", resume)
+        fixed = regista.fix(model(), "phreg", photos[0].parent, workspace=work, **SHORT)
+        assert [note for note in fixed.notes if note.startswith(f"skipped {broken}: not an image")]
 
 
 def test_a_photo_given_twice_counts_once(photos: list[Path]) -> None:

@@ -27,6 +27,10 @@ class Last(Method):
         super().__init__(config)
         SelectivePool(self.config.k, self.config.variant, self.config.eps)  # refuses wrong settings at once
 
+    def outline(self, backbone: Backbone) -> Backbone:
+        """The result itself."""
+        return self.apply(backbone, self.fit(backbone))
+
     def fit(
         self,
         backbone: Backbone,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from regista.backbones.base import Backbone
 from regista.backbones.weights import weights_hash
+from regista.data.images import files_digest
 from regista.diagnosis.known_outliers import OutlierRule, outlier_rule
 from regista.methods.phreg.config import PhregConfig
 from regista.methods.phreg.denoising import denoise
@@ -21,6 +21,7 @@ from regista.methods.phreg.distilling import split
 from regista.methods.phreg.method import Phreg, image_files
 from regista.methods.protocol import Progress, State, Workspace
 from regista.methods.settings import plain_config
+from regista.results.record import differences
 from regista.results.writing import write_whole
 
 REGISTERS = (0, 1, 4, 16)
@@ -107,9 +108,7 @@ def run_study(
     material = {
         "teacher": weights_hash(teacher.module),
         "reference": reference and weights_hash(reference.module),
-        "images": hashlib.sha256(
-            "\n".join(f"{path.name} {path.stat().st_size}" for path in paths).encode()
-        ).hexdigest(),
+        "images": files_digest(paths),
         "judged": {name: getattr(config, name) for name in JUDGED_BY},
     }
     rows = []
@@ -168,13 +167,8 @@ def _done(folder: Path, arm: Arm, material: dict[str, Any]) -> dict[str, Any] | 
         if all(row.get(name) == value for name, value in wanted.items()):
             return {**row, "arm": arm.name}
         if row.get("material") != wanted["material"] or row["arm"] == arm.name:
-            differing = [
-                f"{name} {row.get(part, {}).get(name)!r}, now {value!r}"
-                for part, values in wanted.items()
-                for name, value in values.items()
-                if row.get(part, {}).get(name) != value
-            ]
-            raise ValueError(f"{path.parent} was run otherwise ({'; '.join(differing)}); take another folder")
+            differing = "; ".join(differences(row, wanted))
+            raise ValueError(f"{path.parent} was run otherwise ({differing}); take another folder")
     return None
 
 

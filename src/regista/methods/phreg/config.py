@@ -6,6 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Optional
 
+from regista.methods.phreg.student import parts_of
+
+MOST_HELD_OUT = 0.5
+DENOISING = ("mode", "num_views", "shift_ratio", "seed")  # what mode "denoise" has a use for
+
 
 @dataclass(frozen=True)
 class PhregConfig:
@@ -30,7 +35,7 @@ class PhregConfig:
             ``lr`` None: the best of ``lr_candidates`` on held-out images. ``end_lr`` None: a twentieth of ``lr``.
         lr_candidates, lr_epochs: Tried for that, each for so many epochs.
         weight_decay, mse_scale: Of the loss.
-        held_out: Share of the images that is not trained on.
+        held_out: Share of the images that is not trained on, at most a half.
         precision: "auto", "fp32" or "bf16".
         num_workers: Processes that load data.
         keep_targets: Leave stored targets in the work folder.
@@ -64,23 +69,28 @@ class PhregConfig:
     def __post_init__(self) -> None:
         if self.registers < 0:
             raise ValueError(f"registers is a number of tokens, 0 or more, got {self.registers}")
-        if self.num_views < 1 or not 0 <= self.shift_ratio < 1:
+        for name in ("num_views", "epochs", "batch_size", "lr_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+        for name in ("num_workers", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is 0 or more, got {getattr(self, name)}")
+        if not 0 <= self.shift_ratio < 1:
+            raise ValueError(f"shift_ratio is in [0, 1), got {self.shift_ratio}")
+        if not 0 < self.held_out <= MOST_HELD_OUT:
             raise ValueError(
-                f"num_views is at least 1 and shift_ratio in [0, 1), got {self.num_views} and {self.shift_ratio}"
+                f"held_out is a share above 0 and at most {MOST_HELD_OUT}, or little is left to train on, got "
+                f"{self.held_out}"
             )
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out is a share between 0 and 1, got {self.held_out}")
-        if min(self.epochs, self.batch_size, self.lr_epochs) < 1:
-            raise ValueError("epochs, batch_size and lr_epochs are at least 1")
+        parts_of(self.unfrozen, clip=False)
         rates = (*self.lr_candidates, *(rate for rate in (self.lr, self.end_lr) if rate is not None))
         if not self.lr_candidates or not all(0 < rate < math.inf for rate in rates):
             raise ValueError(f"learning rates are positive and lr_candidates not empty, got {rates}")
         if self.end_lr is not None and (self.lr is None or self.end_lr > self.lr):
             raise ValueError(f"end_lr goes with a larger lr, got end_lr {self.end_lr} and lr {self.lr}")
-        if not (0 <= self.weight_decay < math.inf and 0 <= self.mse_scale < math.inf):
-            raise ValueError(f"weight_decay and mse_scale are 0 or more, got {self.weight_decay} and {self.mse_scale}")
-        if min(self.num_workers, self.seed) < 0:
-            raise ValueError(f"num_workers and seed are 0 or more, got {self.num_workers} and {self.seed}")
+        for name in ("weight_decay", "mse_scale"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is 0 or more, got {getattr(self, name)}")
 
     @property
     def lowest_lr(self) -> float:

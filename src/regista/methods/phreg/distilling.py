@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from regista.backbones.base import Backbone
+from regista.data.skipping import tell_skipped
 from regista.diagnosis.known_outliers import OutlierRule, outlier_rule
 from regista.methods.phreg.computing import compute_targets, image_views
 from regista.methods.phreg.config import PhregConfig
@@ -76,6 +77,8 @@ def gather(
         resume=resume,
         progress=None if progress is None else lambda done: progress("targets", done, len(paths)),
     )
+    for path, reason in store.skipped:  # also what an earlier run found
+        tell_skipped(path, reason)
     kept, held = split(store.indices(), config.held_out, config.seed)
     side = store.settings.geometry.image_size
     held_paths = [store.images[index].path for index in held]

@@ -28,6 +28,13 @@ class Sinder(Method):
     summary = "tokens along a direction that the weights alone give become smooth; no training"
     config_class = SinderConfig
 
+    def outline(self, backbone: Backbone) -> Backbone:
+        """With a direction that no token has."""
+        block = self.config.block
+        if block is not None and not 0 <= block < backbone.depth:
+            raise ValueError(f"{backbone.name} has blocks 0 to {backbone.depth - 1}, got block={block}")
+        return self.apply(backbone, State({"block": block or 0}, {"direction": torch.zeros(backbone.embed_dim)}))
+
     def fit(
         self,
         backbone: Backbone,
@@ -42,8 +49,7 @@ class Sinder(Method):
             ValueError: if the images show none, and for models whose blocks cannot be made linear.
         """
         config: SinderConfig = self.config
-        if config.block is not None and not 0 <= config.block < backbone.depth:
-            raise ValueError(f"{backbone.name} has blocks 0 to {backbone.depth - 1}, got block={config.block}")
+        self.outline(backbone)
         directions = model_directions(backbone, num_samples=config.num_samples, seed=config.seed, inputs=config.inputs)
         rules = [self._rule(direction) for direction in directions.unbind(0)]
         cells, sick, count = defects(backbone, images, rules, config.batch_size, progress)

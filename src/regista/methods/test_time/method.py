@@ -12,7 +12,7 @@ from regista.backbones.attention_bias import AttentionBias
 from regista.backbones.base import Backbone
 from regista.backbones.register_neurons import RegisterNeurons, prefix_segments
 from regista.diagnosis.config import DiagnosisConfig
-from regista.diagnosis.known_outliers import OutlierRule, outlier_count, outlier_rule, some_of
+from regista.diagnosis.known_outliers import OutlierRule, outlier_count, outlier_rule, some_of, too_many
 from regista.diagnosis.source import ImageSource
 from regista.methods.protocol import Method, Progress, State, Workspace
 from regista.methods.test_time.config import TestTimeConfig
@@ -31,6 +31,14 @@ class TestTime(Method):
     summary = "a zero register takes over what register neurons write; no training"
     config_class = TestTimeConfig
 
+    def outline(self, backbone: Backbone) -> Backbone:
+        """Without neurons."""
+        last = self.config.last_block
+        if last is not None and not 0 <= last < backbone.depth:
+            raise ValueError(f"{backbone.name} has blocks 0 to {backbone.depth - 1}, got last_block={last}")
+        empty = torch.zeros(backbone.depth, backbone.num_heads, backbone.embed_dim // backbone.num_heads)
+        return self.apply(backbone, State({"neurons": []}, {"keys": empty, "values": empty}))
+
     def fit(
         self,
         backbone: Backbone,
@@ -44,15 +52,18 @@ class TestTime(Method):
         if config.top_k == 0:
             neurons: list[Neuron] = []
             record: dict[str, Any] = {"neurons": [], "onset_block": None, "cutoff": None}
+            notes = ["top_k=0: no neuron was chosen, so the register stays idle and nothing is cured"]
         else:
             few = some_of(images)
             rule = outlier_rule(backbone, few, cutoff=config.cutoff, batch_size=config.batch_size)
             last = rule.onset if config.last_block is None else config.last_block
             scores = neuron_scores(backbone, images, rule, last, batch_size=config.batch_size)
             neurons = top_neurons(scores, config.top_k)
-            record = {"outliers": rule.count}
+            record, notes = {"outliers": rule.count}, list(too_many(rule.share))
             if config.top_k is None:
-                neurons, record["outliers_left"] = self._fewest(backbone, few, rule, scores, progress)
+                neurons, left = self._fewest(backbone, few, rule, scores, progress)
+                record["outliers_left"] = left
+                notes += _why_no_cure(left, rule, len(neurons), scores.numel())
             record |= {
                 "neurons": [[block, unit, round(score, 6)] for block, unit, score in neurons],
                 "onset_block": rule.onset,
@@ -60,9 +71,9 @@ class TestTime(Method):
                 "cutoff": rule.cutoff,
             }
         if config.form == "token":
-            return State(record)
+            return State(record, notes=tuple(notes))
         keys, values = mean_key_value(self._with_token(backbone, neurons), images, config.batch_size)
-        return State(record, {"keys": keys, "values": values})
+        return State(record, {"keys": keys, "values": values}, tuple(notes))
 
     def apply(self, backbone: Backbone, state: State) -> Backbone:
         """A copy with the intervention at its MLPs; the register is a prefix token like any other."""
@@ -122,6 +133,19 @@ def mean_key_value(backbone: Backbone, images: Any, batch_size: int) -> tuple[Te
         for kind in "kv"
     )
     return keys, values
+
+
+def _why_no_cure(left: int, rule: OutlierRule, count: int, units: int) -> list[str]:
+    """A note if more outliers are left than a cure leaves."""
+    if left <= CURED * rule.count:
+        return []
+    return [
+        (
+            f"of {rule.count} outliers {left} are left with {count} of {units} neurons, more than a tenth, and other "
+            "numbers of neurons leave no fewer: this model's outliers are not written by a few neurons, or the cutoff "
+            "or the images do not show them; do not take it for cured"
+        )
+    ]
 
 
 def _by_block(neurons: list[Neuron]) -> dict[int, list[int]]:

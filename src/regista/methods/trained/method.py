@@ -11,6 +11,10 @@ from regista.backbones.base import Backbone
 from regista.methods.protocol import Method, Progress, State, Workspace
 from regista.methods.trained.config import TrainedConfig
 
+UNTRAINED = (
+    "the registers are random and untrained, so features change and nothing is cured yet; train them with an objective"
+)
+
 
 class Trained(Method):
     """The insertion half of trained registers (2309.16588, section 2.2); training is an objective's."""
@@ -19,6 +23,10 @@ class Trained(Method):
     summary = "insert learnable registers, to be trained"
     config_class = TrainedConfig
     needs_images = False
+
+    def outline(self, backbone: Backbone) -> Backbone:
+        """The result itself."""
+        return self.apply(backbone, self.fit(backbone))
 
     def fit(
         self,
@@ -31,8 +39,8 @@ class Trained(Method):
         """Draw the registers; no image is looked at."""
         config: TrainedConfig = self.config
         registers = initial_registers(config.registers, backbone.embed_dim, std=config.std, seed=config.seed)
-        record = {"registers": config.registers, "note": "untrained; train them with an objective before use"}
-        return State(record, {"registers": registers})
+        notes = (UNTRAINED,) if config.registers else ()
+        return State({"registers": config.registers}, {"registers": registers}, notes)
 
     def apply(self, backbone: Backbone, state: State) -> Backbone:
         """Insert them behind CLS and the registers there are."""
