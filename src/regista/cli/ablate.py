@@ -12,8 +12,10 @@ import typer
 from regista.cli import options
 from regista.cli.progress import stages
 
+FEW_HELD_OUT = 8
 COLUMNS = {
     "arm": "arm",
+    "images": "held out",
     "outlier_share": "outliers",
     "target": "cosine to denoised",
     "others_raw": "others, to raw",
@@ -93,6 +95,9 @@ def command(
     table = markdown(rows)
     path = run.path / f"{study.value}.md"
     path.write_text(table, encoding="utf-8")
+    held_out = min(row["images"] for row in rows)
+    if held_out < FEW_HELD_OUT:
+        voice.note(f"measured on {held_out} held-out images only: give more photos, or a larger held_out")
     run.update(model=model, reference=reference, study=study.value, config=settings, rows=rows)
     typer.echo(json.dumps(rows, allow_nan=False) if json_output else table.rstrip())
     voice.note(f"table: {_relative(path)}")

@@ -214,7 +214,16 @@ def _compared(library: str, backbone: Backbone, converted: Backbone, folder: Pat
     difference = _difference(backbone, bare.forward, bare.native_size, wanted, notes)
     layout = converted.layout(native_size(converted))
     loading = Loading(library, dict(layout.segments), converted.embed_dim, bare.expression)
-    return _Written(loading, tuple(converted.notes), difference)
+    return _Written(loading, (*converted.notes, *_size_note(backbone, bare.native_size, library)), difference)
+
+
+def _size_note(backbone: Backbone, native: tuple[int, int], library: str) -> list[str]:
+    """A note if the library reads images at another size than the backbone was used at."""
+    own = backbone.layout().image_size
+    if own == native:
+        return []
+    there, here = (f"{height}x{width} pixels" for height, width in (native, own))
+    return [f"{library} loads it at its native {there}; here it was used at {here}"]
 
 
 @torch.no_grad()
